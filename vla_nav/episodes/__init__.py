@@ -1,0 +1,1 @@
+"""Recorded navigation episodes as plain typed data; one public format per file."""

@@ -1,0 +1,26 @@
+"""Errors that a user can mend: one clear line that names what was got, where, and the remedy.
+
+Everything that a wrong file, key or value can cause raises `UserError`; the command line prints
+its text alone and exits with 2. Anything else is a defect of the program and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A fault in the user's input: the message names the file and key, the value and the remedy."""
+
+
+def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> UserError:
+    """The error for a name that is not one of `allowed`, with the nearest one offered.
+
+    >>> str(unknown_name("attention backend", "flx", ["flex", "sdpa"]))
+    "unknown attention backend 'flx' (did you mean 'flex'?); allowed: flex, sdpa"
+    """
+    names = sorted(allowed)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    return UserError(f"unknown {kind} '{name}'{hint}; allowed: {', '.join(names)}")

@@ -1,0 +1,88 @@
+"""Files that are either whole or absent: atomic writes, checksums and a free-space check.
+
+A writer fills a temporary neighbour, flushes it to disk and renames it over the target, so a
+reader (or a second start after a kill) sees the old file or the new one, never half of one.
+
+    atomic_path("a.json"):   a.json.tmp-<pid>  --write, fsync-->  rename  -->  a.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from vla_nav.errors import UserError
+
+_SPARE_BYTES = 64 * 2**20  # what a run leaves free on the disk for logs and the file system
+
+
+@contextmanager
+def atomic_path(target: str | Path) -> Iterator[Path]:
+    """Yield a temporary path beside `target`; rename it over `target` if the body succeeds.
+
+    The file is flushed to disk before the rename. A body that raises leaves `target` as it was.
+    """
+    target = Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
+    try:
+        yield temporary
+        with open(temporary, "rb") as handle:
+            os.fsync(handle.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(target: str | Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically. NaN and infinity are refused."""
+    with atomic_path(target) as temporary:
+        temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_json(source: str | Path) -> Any:
+    """Read a JSON file; a missing or damaged one is a `UserError` that names it."""
+    source = Path(source)
+    try:
+        return json.loads(source.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{source}: no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{source}: not valid JSON ({error})") from None
+
+
+def file_digest(source: str | Path) -> str:
+    """The xxh3-128 digest of a file's bytes, in hexadecimal."""
+    digest = xxhash.xxh3_128()
+    with open(source, "rb") as handle:
+        while block := handle.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def require_free_space(folder: str | Path, needed_bytes: int, *, what: str) -> None:
+    """Raise `UserError` unless the disk of `folder` has room for `needed_bytes` more."""
+    folder = Path(folder)
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes + _SPARE_BYTES:
+        raise UserError(
+            f"{folder}: {what} needs {needed_bytes / 2**20:.0f} MiB and "
+            f"{free / 2**20:.0f} MiB are free; free some space or choose another folder"
+        )
+
+
+def remove_leftovers(folder: str | Path) -> int:
+    """Delete temporary files that a killed writer left in `folder`; return how many."""
+    leftovers = [path for path in Path(folder).rglob("*.tmp-*") if path.is_file()]
+    for path in leftovers:
+        path.unlink(missing_ok=True)
+    return len(leftovers)
