@@ -1,0 +1,140 @@
+"""From a command's name and overrides to a run: check, compose with Hydra, call, report.
+
+    run("train", ["experiment=quickstart"])
+      1. `check_overrides`: one clear line for a key, group or option that does not exist
+      2. Hydra: run folder, multirun (-m), --cfg, --help; the composed config goes to
+         <paths.output_dir>/.hydra/<command>/config.yaml
+      3. `vla_nav.commands.<command>.main(cfg) -> exit code`
+
+Exit codes: 0 done, 2 a fault of the input (one line on stderr), 130 interrupted, 1 a defect of
+the program (its traceback is kept).
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from vla_nav.commands.overrides import (
+    check_overrides,
+    check_signature,
+    compose_config,
+    conf_dir,
+    first_line,
+    split_flags,
+)
+from vla_nav.errors import UserError
+
+__all__ = ["compose_config", "conf_dir", "instantiate", "plain", "run"]
+
+_NO_CHECK = {"--help", "-h", "--hydra-help", "--shell-completion", "-sc", "--version", "--info"}
+
+
+def run(command: str, overrides: Sequence[str]) -> int:
+    """Run `vla_nav.commands.<command>.main` on the composed configuration; return the exit code.
+
+    overrides: what stands behind the command on the command line, Hydra's flags included.
+    """
+    flags, values = split_flags(overrides)
+
+    def checked() -> int:
+        if not _NO_CHECK.intersection(flags):
+            check_overrides(command, values)
+        return 0
+
+    code = _guarded(command, checked)
+    return code if code else _run_hydra(command, overrides)
+
+
+def plain(node: Any) -> Any:
+    """A configuration node as plain, fully resolved dicts, lists and values."""
+    return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+
+
+def instantiate(node: DictConfig, **extra: Any) -> Any:
+    """Build the object of a `_target_` node; keys its constructor lacks are a `UserError`."""
+    given = {key for key in node if not str(key).startswith("_")} | extra.keys()
+    check_signature(str(node["_target_"]), sorted(map(str, given)), where=_place(node))
+    return hydra.utils.instantiate(node, **extra)
+
+
+def _place(node: DictConfig) -> str:
+    return str(node._get_full_key(None))
+
+
+def _run_hydra(command: str, overrides: Sequence[str]) -> int:
+    def task(config: DictConfig) -> None:
+        code = _guarded(command, lambda: _call(command, config))
+        if code:
+            raise SystemExit(code)
+
+    entry = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(task)
+    arguments = sys.argv
+    flags, values = split_flags(overrides)
+    sys.argv = [f"vla-nav {command}", *flags, *values, f"hydra.job.name={command}"]
+    try:
+        entry()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        return _interrupted(command)
+    finally:
+        sys.argv = arguments
+    return 0
+
+
+def _call(command: str, config: DictConfig) -> int:
+    if HydraConfig.get().mode == RunMode.MULTIRUN:  # one folder per run of a sweep
+        config.paths.output_dir = HydraConfig.get().runtime.output_dir
+    main: Callable[[DictConfig], int | None] = importlib.import_module(
+        f"vla_nav.commands.{command}"
+    ).main
+    return main(config) or 0
+
+
+def _guarded(command: str, body: Callable[[], int]) -> int:
+    """Call `body`; report what it raises and return the exit code."""
+    try:
+        return body()
+    except KeyboardInterrupt:
+        return _interrupted(command)
+    except Exception as error:  # noqa: BLE001 (reported in full below)
+        line = _user_line(error)
+        if line is None:
+            traceback.print_exc()
+            return 1
+        print(f"vla-nav {command}: {line}", file=sys.stderr)
+        return 2
+
+
+def _interrupted(command: str) -> int:
+    print(f"vla-nav {command}: interrupted; the same command continues", file=sys.stderr)
+    return 130
+
+
+def _user_line(error: BaseException) -> str | None:
+    """The one line for a fault that the user can mend, or None for a defect of the program."""
+    if isinstance(error, UserError):
+        return first_line(error)
+    if isinstance(error, MissingMandatoryValue):
+        key = getattr(error, "full_key", None) or first_line(error)
+        return f"'{key}' has no value; give it on the command line: {key}=..."
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}no space left on the disk; free some and start the same command again"
+    if isinstance(error, InstantiationException) and error.__cause__ is not None:
+        return _user_line(error.__cause__)
+    if isinstance(error, OmegaConfBaseException | HydraException):
+        return first_line(error)
+    return None

@@ -1,0 +1,250 @@
+"""Checks of a command's overrides before anything runs: unknown keys, groups and options.
+
+Hydra refuses a key that the composed configuration does not have, but it lets `+key=value` and a
+mistyped key inside an experiment file through, and its messages do not name the nearest key. Here:
+
+    vla-nav train trainin.max_steps=3   unknown key 'trainin.max_steps' (did you mean ...)
+    vla-nav train attention=flx         unknown option of group 'attention' 'flx' (did you mean ...)
+    conf/experiment/mine.yaml           the same for its keys, against the command without it
+
+A node with `_target_` may be given keys that its YAML leaves out: its constructor is the schema
+and `instantiate` checks them. A node that is empty in the YAML is free-form.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.utils import get_class, get_method
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from vla_nav.errors import UserError, unknown_name
+
+_OVERLAYS = ("experiment", "debug")  # groups that may only set keys that exist without them
+_FLAGS_WITH_VALUE = {"--cfg", "-c", "--package", "-p", "--config-path", "-cp"} | {
+    *("--config-name", "-cn", "--config-dir", "-cd", "--info", "-i"),
+    *("--experimental-rerun", "--hydra-help"),
+}
+
+
+def conf_dir() -> Path:
+    """The folder of the configuration files: inside the installed package, or the repository's."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "conf", package.parent / "conf"):
+        if folder.is_dir():
+            return folder
+    raise UserError(f"{package / 'conf'}: the configuration folder is missing; reinstall vla_nav")
+
+
+def compose_config(command: str, overrides: Sequence[str] = (), *, hydra: bool = False) -> Any:
+    """Compose `conf/<command>.yaml` as the command would; `hydra` keeps the hydra node."""
+    with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
+        return compose(command, overrides=list(overrides), return_hydra_config=hydra)
+
+
+def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separate Hydra's flags (with their values) from overrides, both in order."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    takes_value = False
+    for word in words:
+        is_flag = takes_value or word.startswith("-")
+        (flags if is_flag else overrides).append(word)
+        takes_value = not takes_value and word in _FLAGS_WITH_VALUE
+    return flags, overrides
+
+
+def check_overrides(command: str, overrides: Sequence[str]) -> None:
+    """Raise `UserError` (one line, the nearest known name) for overrides that cannot be meant."""
+    parsed = [_parse(text) for text in overrides]
+    for override in parsed:
+        _check_option(override)
+    texts = [_first_value(override) for override in parsed]
+    try:
+        composed = compose_config(command, texts, hydra=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _diagnose(command, parsed, error) from None
+    choices = composed.hydra.runtime.choices
+    overlays = [name for name in _OVERLAYS if choices.get(name) not in (None, "null")]
+    if not overlays and not any(override.is_add() for override in parsed):
+        return
+    groups = [
+        f"{key}={value if value is not None else 'null'}"
+        for key, value in choices.items()
+        if not str(key).startswith("hydra/") and key not in overlays
+    ]
+    schema = compose_config(command, groups)
+    _drop_hydra(composed)
+    for key, target in _unknown_keys(composed, schema):
+        source = "".join(f" (experiment={choices[name]})" for name in overlays)
+        raise _unknown_key(key, schema, source) if target is None else target
+
+
+def first_line(error: BaseException) -> str:
+    """The message of an error as one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def check_signature(target: str, keys: Sequence[str], *, where: str) -> None:
+    """Raise `UserError` unless the class or function `target` takes every one of `keys`."""
+    try:
+        factory = get_class(target)
+    except (ImportError, ValueError):
+        factory = get_method(target)
+    parameters = inspect.signature(factory).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for key in keys:
+        if key not in parameters:
+            raise unknown_name(f"key of '{where}' ({target})", key, parameters)
+
+
+def _parse(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise UserError(
+            f"cannot read the override '{text}' ({first_line(error)}); write key=value, and quote "
+            "values with blanks or commas: 'key=\"a, b\"'"
+        ) from None
+
+
+def _first_value(override: Override) -> str:
+    """The override's text; of a sweep, its first value."""
+    if not override.is_sweep_override():
+        return str(override.input_line)
+    sign = "+" if override.is_add() else ""
+    return f"{sign}{override.get_key_element()}={next(iter(override.sweep_string_iterator()))}"
+
+
+def _options(group: str) -> list[str] | None:
+    """The options of a group of conf/, or None where it is no group."""
+    folder = conf_dir() / group
+    if not group or not folder.is_dir():
+        return None
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def _check_option(override: Override) -> None:
+    group = override.key_or_group.split("@")[0]
+    options = _options(group)
+    if options is None or override.is_delete():
+        return
+    values = [override.value()]
+    if override.is_sweep_override():
+        values = list(override.sweep_string_iterator())
+    for value in values:
+        if value is None or str(value) == "null":
+            continue
+        if isinstance(value, list):
+            for name in value:
+                _require_option(group, str(name), options)
+        elif isinstance(value, str):
+            _require_option(group, value, options)
+
+
+def _require_option(group: str, value: str, options: list[str]) -> None:
+    if value not in options:
+        raise unknown_name(f"option of group '{group}':", value, options)
+
+
+def _diagnose(command: str, parsed: list[Override], error: Exception) -> UserError:
+    """Name the override that Hydra refused."""
+    is_choice = {id(override): _options(override.key_or_group) is not None for override in parsed}
+    known: Any = None
+    accepted: list[str] = []
+    for override in parsed:
+        if not is_choice[id(override)]:
+            continue
+        try:
+            compose_config(command, [*accepted, _first_value(override)])
+        except (HydraException, OmegaConfBaseException) as refusal:
+            groups = compose_config(command, hydra=True).hydra.runtime.choices
+            names = [str(key) for key in groups if not str(key).startswith("hydra/")]
+            if override.key_or_group not in names:
+                return unknown_name(f"group of '{command}':", override.key_or_group, names)
+            return UserError(f"{override.input_line}: {first_line(refusal)}")
+        accepted.append(_first_value(override))
+    try:
+        known = compose_config(command, accepted, hydra=True)
+    except (HydraException, OmegaConfBaseException) as refusal:
+        return UserError(f"conf/{command}.yaml: {first_line(refusal)}")
+    for override in parsed:
+        if is_choice[id(override)] or override.is_add():
+            continue
+        if not _has_key(known, override.key_or_group):
+            if not override.is_hydra_override():
+                _drop_hydra(known)
+            return _unknown_key(override.key_or_group, known, "")
+    return UserError(f"vla-nav {command}: {first_line(error)}")
+
+
+def _drop_hydra(config: Any) -> None:
+    OmegaConf.set_struct(config, False)
+    del config["hydra"]
+
+
+def _has_key(config: Any, key: str) -> bool:
+    node = config
+    for part in key.split("."):
+        if not isinstance(node, DictConfig) or part not in node.keys():  # noqa: SIM118 (MISSING)
+            return not isinstance(node, DictConfig)
+        node = node._get_node(part)
+        if isinstance(node, DictConfig) and (node._is_none() or node._is_missing()):
+            return True
+    return True
+
+
+def _dotted(config: Any, prefix: str = "") -> Iterator[str]:
+    for key in config:
+        yield f"{prefix}{key}"
+        child = config._get_node(key)
+        if isinstance(child, DictConfig) and not (child._is_none() or child._is_missing()):
+            yield from _dotted(child, f"{prefix}{key}.")
+
+
+def _unknown_key(key: str, config: Any, source: str) -> UserError:
+    """The error for a key that is not in `config`, with the nearest one and its siblings."""
+    names = list(_dotted(config))
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
+    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    parent = key
+    while parent and parent not in names:
+        parent = parent.rpartition(".")[0]
+    siblings = OmegaConf.select(config, parent) if parent else config
+    listed = ", ".join(sorted(map(str, siblings))) if isinstance(siblings, DictConfig) else ""
+    where = f"keys of '{parent}'" if parent else "top-level keys"
+    return UserError(f"unknown key '{key}'{source}{hint}; {where}: {listed}")
+
+
+def _unknown_keys(
+    config: Any, schema: Any, prefix: str = ""
+) -> Iterator[tuple[str, UserError | None]]:
+    """Keys of `config` that `schema` lacks, outside free-form nodes and valid constructor keys."""
+    extra = [str(key) for key in config if key not in schema.keys()]  # noqa: SIM118 (MISSING)
+    if extra and "_target_" in config:
+        try:
+            check_signature(config["_target_"], extra, where=prefix.rstrip("."))
+        except UserError as error:
+            yield f"{prefix}{extra[0]}", error
+        extra = []
+    for key in extra:
+        yield f"{prefix}{key}", None
+    for key in config:
+        if key in extra or key not in schema.keys():  # noqa: SIM118
+            continue
+        mine, known = config._get_node(key), schema._get_node(key)
+        if isinstance(mine, DictConfig) and not (mine._is_none() or mine._is_missing()):
+            is_free = not isinstance(known, DictConfig) or known._is_none() or len(known) == 0
+            if not is_free:
+                yield from _unknown_keys(mine, known, f"{prefix}{key}.")
