@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from vla_nav.actions.decisions import DecisionRule
 from vla_nav.episodes.types import Camera, Embodiment, ExpertLabel, Pose, Step
 
 
@@ -70,6 +71,8 @@ class ActionSpace(Protocol):
     name: str
     num_tokens: int
     max_length: int
+    token_names: tuple[str, ...]
+    decision: DecisionRule
 
     def label(self, pose: Pose, label: ExpertLabel) -> Action:
         """The action that the expert's label at `pose` asks for."""
@@ -88,7 +91,7 @@ class ActionSpace(Protocol):
         ...
 
     def allowed(self, prefix: tuple[int, ...]) -> np.ndarray:
-        """Which local ids may follow `prefix`: (num_tokens,) bool; all False once it is complete."""
+        """Which ids may follow `prefix`: (num_tokens,) bool; all False once it is complete."""
         ...
 
     def primitives(
