@@ -1,0 +1,281 @@
+"""The other end of a simulator worker's pipes, and a simulator that lives there.
+
+    WorkerProcess   starts `worker.py` with any interpreter, checks the protocol, exchanges frames
+    LocalWorker     the same calls without a process
+    RemoteSimulator the `Simulator` protocol over either of them, and `execute`: one round trip
+                    for a whole decision
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from vla_nav.episodes.types import Embodiment, Pose
+from vla_nav.errors import UserError
+from vla_nav.simulators import plain
+from vla_nav.simulators.agent import ExpertSettings, Outcome
+from vla_nav.simulators.protocol import GeodesicPath, Motion, Observation
+from vla_nav.simulators.worker import PROTOCOL_VERSION, answer, make_host, read_frame, write_frame
+
+_WORKER_FILE = Path(__file__).with_name("worker.py")
+
+
+class WorkerDied(RuntimeError):
+    """The worker process ended, hung beyond its timeout or broke the protocol."""
+
+
+class WorkerFault(RuntimeError):
+    """A method raised inside the worker; the text holds the worker's own traceback."""
+
+
+class Worker(Protocol):
+    """Something that answers a host's methods."""
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """The method's value; `UserError` and `WorkerFault` as raised there."""
+        ...
+
+    def close(self) -> None:
+        """End it; safe to call twice."""
+        ...
+
+
+class LocalWorker:
+    """A host in this process."""
+
+    def __init__(self, backend: str, embodiment: Embodiment, options: dict[str, Any]) -> None:
+        self._host = make_host(backend)
+        self.call(
+            "configure", embodiment=plain.embodiment_to_plain(embodiment), options=dict(options)
+        )
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """See `Worker`."""
+        return _value(answer(self._host, {"method": method, "arguments": arguments}))
+
+    def close(self) -> None:
+        """Drop the host and its scenes."""
+        self._host = None
+
+
+class WorkerProcess:
+    """A worker in a process of its own, configured and ready when the constructor returns."""
+
+    def __init__(
+        self,
+        backend: str,
+        embodiment: Embodiment,
+        options: dict[str, Any],
+        *,
+        python: str | None = None,
+        timeout_s: float = 120.0,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        command = [python or sys.executable, str(_WORKER_FILE), backend]
+        single = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env={**os.environ, **single},
+            )
+        except OSError as error:
+            raise UserError(
+                f"simulators.python: cannot start {command[0]} ({error.strerror}); "
+                "give the path of an interpreter that has the backend"
+            ) from None
+        hello = self._receive()
+        if hello.get("protocol") != PROTOCOL_VERSION:
+            self.close()
+            raise UserError(
+                f"simulators.python: {command[0]} speaks worker protocol {hello.get('protocol')}, "
+                f"this program {PROTOCOL_VERSION}; use the worker file of the same version"
+            )
+        self.hello: dict[str, Any] = hello
+        self.call(
+            "configure", embodiment=plain.embodiment_to_plain(embodiment), options=dict(options)
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """See `Worker`; raises `WorkerDied` when no answer comes within the timeout."""
+        assert self._process.stdin is not None
+        try:
+            write_frame(self._process.stdin, {"method": method, "arguments": arguments})
+        except (BrokenPipeError, ValueError):
+            raise WorkerDied(self._epitaph("closed its input")) from None
+        return _value(self._receive())
+
+    def close(self) -> None:
+        """End the process at once; its state is nothing worth saving."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._log):
+            if stream is not None:
+                stream.close()
+
+    def _receive(self) -> Any:
+        deadline = time.monotonic() + self._timeout_s
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+
+        def read(count: int) -> bytes:
+            parts = []
+            while count:
+                ready, _, _ = select.select(
+                    [descriptor], [], [], max(0.0, deadline - time.monotonic())
+                )
+                if not ready:
+                    raise WorkerDied(self._epitaph(f"gave no answer in {self._timeout_s:g} s"))
+                part = os.read(descriptor, min(count, 1 << 20))
+                if not part:
+                    self._process.wait()
+                    raise WorkerDied(self._epitaph(f"ended with code {self._process.returncode}"))
+                parts.append(part)
+                count -= len(part)
+            return b"".join(parts)
+
+        return read_frame(read)
+
+    def _epitaph(self, what: str) -> str:
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, self._log.tell() - 2000))
+        lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
+        last = f": {lines[-1]}" if lines else ""
+        return f"simulator worker {self._process.pid} {what}{last}"
+
+
+class RemoteSimulator:
+    """A `Simulator` whose scene lives behind a worker; the agent's pose is kept on this side."""
+
+    def __init__(self, worker: Worker, embodiment: Embodiment, *, backend: str) -> None:
+        self.backend = backend
+        self.embodiment = embodiment
+        self._worker = worker
+        self._scene: str | None = None
+        self._pose: Pose | None = None
+        self._agent = id(self)
+
+    def load_scene(self, scene_path: str) -> None:
+        """See `Simulator`. The worker loads it now, so that its errors come from here."""
+        self._worker.call("load", scene=scene_path)
+        self._scene, self._pose = scene_path, None
+
+    def reset(self, pose: Pose, expert: ExpertSettings | None = None) -> Pose:
+        """See `Simulator`; with `expert`, `execute` can give its labels."""
+        taken = self._worker.call(
+            "open",
+            agent=self._agent,
+            scene=self._loaded,
+            pose=plain.pose_to_plain(pose),
+            expert=plain.expert_to_plain(expert),
+        )
+        self._pose = plain.pose_from_plain(taken)
+        return self._pose
+
+    def execute(
+        self, primitives: tuple[int, ...], *, wants_images: bool, wants_label: bool
+    ) -> Outcome:
+        """A whole decision in one round trip: see `Agent.run`."""
+        outcome = plain.outcome_from_plain(
+            self._worker.call(
+                "run",
+                agent=self._agent,
+                primitives=list(primitives),
+                wants_images=wants_images,
+                wants_label=wants_label,
+            )
+        )
+        if outcome.poses:
+            self._pose = outcome.poses[-1]
+        return outcome
+
+    def act(self, primitive: int) -> Motion:
+        """See `Simulator`."""
+        outcome = self.execute((primitive,), wants_images=False, wants_label=False)
+        return Motion(outcome.poses[0], outcome.collided[0])
+
+    def move(self, pose: Pose, primitive: int) -> Motion:
+        """See `Simulator`."""
+        moved = self._worker.call(
+            "move", scene=self._loaded, pose=plain.pose_to_plain(pose), primitive=primitive
+        )
+        return Motion(plain.pose_from_plain(moved["pose"]), moved["collided"])
+
+    def observe(self, *, semantic: bool = False) -> Observation:
+        """See `Simulator`."""
+        assert self._pose is not None, "reset comes before observe"
+        observation = plain.observation_from_plain(
+            self._worker.call(
+                "observe_at",
+                scene=self._loaded,
+                pose=plain.pose_to_plain(self._pose),
+                semantic=semantic,
+            )
+        )
+        assert observation is not None
+        return observation
+
+    def geodesic_distance(
+        self, start: tuple[float, float, float], goals: list[tuple[float, float, float]]
+    ) -> float:
+        """See `Simulator`."""
+        return float(self.distances(np.array([start]), np.array(goals))[0])
+
+    def distances(self, points: np.ndarray, goals: np.ndarray) -> np.ndarray:
+        """`geodesic_distance` of (N, 3) points to (G, 3) goals in one round trip: (N,)."""
+        return self._worker.call("distances", scene=self._loaded, points=points, goals=goals)
+
+    def shortest_path(
+        self, start: tuple[float, float, float], goal: tuple[float, float, float]
+    ) -> GeodesicPath:
+        """See `Simulator`."""
+        path = self._worker.call(
+            "shortest_path", scene=self._loaded, start=list(start), goal=list(goal)
+        )
+        return GeodesicPath(path["distance_m"], path["points"])
+
+    def snap(self, point: tuple[float, float, float]) -> tuple[float, float, float] | None:
+        """See `Simulator`."""
+        snapped = self._worker.call("snap", scene=self._loaded, point=list(point))
+        return None if snapped is None else tuple(snapped)
+
+    def random_point(self, rng: np.random.Generator) -> tuple[float, float, float]:
+        """See `Simulator`; the point depends on the next number of `rng`."""
+        seed = int(rng.integers(2**63))
+        return tuple(self._worker.call("random_point", scene=self._loaded, seed=seed))
+
+    def close(self) -> None:
+        """End the worker; later calls raise."""
+        self._worker.close()
+
+    @property
+    def _loaded(self) -> str:
+        assert self._scene is not None, "load_scene comes first"
+        return self._scene
+
+
+def _value(reply: dict[str, Any]) -> Any:
+    error = reply.get("error")
+    if error is None:
+        return reply["value"]
+    if error["kind"] == "UserError":
+        raise UserError(error["text"])
+    raise WorkerFault(f"{error['kind']}: {error['text']}\n{error['trace']}")
