@@ -1,0 +1,183 @@
+"""The mesh simulator: any GLB, PLY or OBJ stage, rendered and walked without a GPU.
+
+stage (triangles) -> rays (Embree) -> renderer                   observe
+                                  \\-> walkable area -> mover     act, move
+                                                    \\-> geodesics
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from vla_nav.episodes.types import Embodiment, Pose
+from vla_nav.errors import UserError
+from vla_nav.simulators.geodesic import Field, Geodesics
+from vla_nav.simulators.motion import Mover
+from vla_nav.simulators.protocol import GeodesicPath, Motion, Observation
+from vla_nav.simulators.rays import RayScene
+from vla_nav.simulators.render import Renderer, check_camera
+from vla_nav.simulators.stage import load_stage
+from vla_nav.simulators.walkable import find_walkable
+
+Point = tuple[float, float, float]
+_SNAP_M = 1.0
+_FIELDS_KEPT = 64
+
+
+class MeshSimulator:
+    """The `Simulator` protocol over one mesh scene (see `protocol.py` for the methods)."""
+
+    backend = "mesh"
+
+    def __init__(
+        self,
+        embodiment: Embodiment,
+        *,
+        cell_m: float = 0.1,
+        max_climb_m: float = 0.25,
+        max_slope_deg: float = 45.0,
+        up_axis: str = "y",
+    ) -> None:
+        for camera in embodiment.cameras:
+            check_camera(camera)
+        self.embodiment = embodiment
+        self._cell_m = cell_m
+        self._max_climb_m = max_climb_m
+        self._max_slope_deg = max_slope_deg
+        self._up_axis = up_axis
+        self._scene_path: str | None = None
+        self._pose: Pose | None = None
+
+    def load_scene(self, scene_path: str) -> None:
+        scene_path = str(scene_path)
+        if scene_path == self._scene_path:
+            return
+        stage = load_stage(scene_path, up_axis=self._up_axis)
+        rays = RayScene(stage.vertices, stage.faces)
+        self._walkable = find_walkable(
+            stage,
+            rays,
+            radius_m=self.embodiment.radius_m,
+            height_m=self.embodiment.height_m,
+            cell_m=self._cell_m,
+            max_climb_m=self._max_climb_m,
+            max_slope_deg=self._max_slope_deg,
+        )
+        self._renderer = Renderer(stage, rays)
+        self._mover = Mover(self._walkable, self.embodiment)
+        self._geodesics = Geodesics(self._walkable)
+        self._fields: dict[int, Field] = {}
+        columns = self._walkable.columns
+        self._nodes = np.flatnonzero(self._walkable.is_walkable)
+        self._points = np.stack([columns.x_m, columns.height_m, columns.z_m], axis=1)[self._nodes]
+        self._scene_path = scene_path
+        self._pose = None
+
+    def reset(self, pose: Pose) -> Pose:
+        self._require_scene()
+        position = self.snap(pose.position)
+        if position is None:
+            x, y, z = pose.position
+            raise UserError(
+                f"{self._scene_path}: start ({x:.3f}, {y:.3f}, {z:.3f}) has no walkable point "
+                f"within {_SNAP_M:g} m; check the scene and the agent's radius and height"
+            )
+        self._pose = Pose(position, pose.rotation)
+        return self._pose
+
+    def act(self, primitive: int) -> Motion:
+        motion = self.move(self._require_pose(), primitive)
+        self._pose = motion.pose
+        return motion
+
+    def move(self, pose: Pose, primitive: int) -> Motion:
+        return self._mover.move(pose, primitive)
+
+    def observe(self, *, semantic: bool = False) -> Observation:
+        pose = self._require_pose()
+        rgb, depth, labels = {}, {}, {}
+        for camera in self.embodiment.cameras:
+            images = self._renderer.render(camera, pose, semantic=semantic)
+            rgb[camera.name] = images.rgb
+            if images.depth is not None:
+                depth[camera.name] = images.depth
+            if images.semantic is not None:
+                labels[camera.name] = images.semantic
+        return Observation(pose, rgb, depth, labels)
+
+    def geodesic_distance(self, start: Point, goals: list[Point]) -> float:
+        self._require_scene()
+        node = self._walkable_node(start)
+        if node is None:
+            return math.inf
+        best = math.inf
+        for goal in goals:
+            goal_node = self._walkable_node(goal)
+            if goal_node is not None:
+                best = min(best, float(self._field(goal_node).distance_m[node]))
+        return best
+
+    def shortest_path(self, start: Point, goal: Point) -> GeodesicPath:
+        self._require_scene()
+        node, goal_node = self._walkable_node(start), self._walkable_node(goal)
+        if node is None or goal_node is None:
+            return GeodesicPath(math.inf, np.zeros((0, 3)))
+        field = self._field(goal_node)
+        if not math.isfinite(field.distance_m[node]):
+            return GeodesicPath(math.inf, np.zeros((0, 3)))
+        return GeodesicPath(float(field.distance_m[node]), self._geodesics.path(field, node))
+
+    def snap(self, point: Point) -> Point | None:
+        self._require_scene()
+        x, y, z = point
+        node = self._mover.node_at(x, y, z)
+        if node >= 0 and self._walkable.is_walkable[node]:
+            height = self._mover.floor_height(node, x, z)
+            if (
+                self._mover.clearance(node, x, z) >= self._walkable.radius_m
+                and abs(height - y) < 0.3
+            ):
+                return (float(x), height, float(z))
+        away = np.linalg.norm(self._points - np.asarray(point), axis=1)
+        nearest = int(away.argmin())
+        if away[nearest] > _SNAP_M:
+            return None
+        return tuple(self._points[nearest].tolist())
+
+    def random_point(self, rng: np.random.Generator) -> Point:
+        self._require_scene()
+        return tuple(self._points[rng.integers(len(self._points))].tolist())
+
+    def close(self) -> None:
+        self._scene_path = None
+        self._pose = None
+        for name in ("_walkable", "_renderer", "_mover", "_geodesics", "_fields"):
+            self.__dict__.pop(name, None)
+
+    def _walkable_node(self, point: Point) -> int | None:
+        x, y, z = point
+        node = self._mover.node_at(x, y, z)
+        if node >= 0 and self._walkable.is_walkable[node]:
+            return node
+        away = np.linalg.norm(self._points - np.asarray(point), axis=1)
+        nearest = int(away.argmin())
+        return int(self._nodes[nearest]) if away[nearest] <= _SNAP_M else None
+
+    def _field(self, node: int) -> Field:
+        field = self._fields.get(node)
+        if field is None:
+            if len(self._fields) >= _FIELDS_KEPT:
+                self._fields.pop(next(iter(self._fields)))
+            field = self._fields[node] = self._geodesics.field(node)
+        return field
+
+    def _require_scene(self) -> None:
+        if self._scene_path is None:
+            raise RuntimeError("no scene is loaded; call load_scene first")
+
+    def _require_pose(self) -> Pose:
+        if self._pose is None:
+            raise RuntimeError("the agent is nowhere yet; call load_scene and reset first")
+        return self._pose

@@ -1,0 +1,259 @@
+"""The walkable area of a mesh for an agent of given radius and height, over any number of floors.
+
+Nodes (`columns.py`) of neighbouring columns are linked where the height difference can be climbed
+and no geometry stands between (horizontal probes at several heights, so walls without thickness
+count). Every missing link is a piece of obstacle; the clearance of a node is its distance to the
+nearest one, spread along links so that it respects floors and stairs:
+
+      o---o---o | o        |  wall found by a probe: the gap to it is exact
+      |   |   | |
+      o---o---o            no node there (table, ledge): the obstacle is taken half a cell away
+
+A point is walkable where the clearance, interpolated bilinearly between nodes, is at least the
+agent's radius. Areas under open sky are dropped where others are covered (roofs), and so are areas
+too small to live in (table tops).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.sparse.csgraph import connected_components
+
+from vla_nav.errors import UserError
+from vla_nav.simulators.columns import Columns, find_columns
+from vla_nav.simulators.rays import RayScene
+from vla_nav.simulators.stage import Stage
+
+# Directions 0..3 are +x, +z, -x, -z; direction d and (d + 2) % 4 are opposite.
+STEP_X = (1, 0, -1, 0)
+STEP_Z = (0, 1, 0, -1)
+_CLEARANCE_BEYOND_RADIUS_M = 0.35  # clearance is exact up to the radius plus this
+_MIN_ISLAND_M2 = 4.0
+_PROBE_SPACING_M = 0.4
+_TOLERANCE_M = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Walkable:
+    """Where an agent may stand. N nodes; a node's cell is `cell_m` square (see `Columns`)."""
+
+    columns: Columns
+    radius_m: float
+    max_climb_m: float
+    links: np.ndarray  # (N, 4) int32 node in direction d, -1 where the way is blocked
+    clearance_m: np.ndarray  # (N,) float32
+    stencil_m: (
+        np.ndarray
+    )  # (N, 3, 3) float32 clearance at (dz, dx) = -1..1 cells; <= 0 in obstacles
+    is_walkable: np.ndarray  # (N,) bool
+    island: np.ndarray  # (N,) int32 connected area, -1 where not walkable
+
+
+def find_walkable(
+    stage: Stage,
+    rays: RayScene,
+    *,
+    radius_m: float,
+    height_m: float,
+    cell_m: float = 0.1,
+    max_climb_m: float = 0.25,
+    max_slope_deg: float = 45.0,
+) -> Walkable:
+    """The walkable area of `stage`. Raises `UserError` where there is none or the grid is too coarse."""
+    if not cell_m > 0 or radius_m < 0.75 * cell_m:
+        raise UserError(
+            f"cell_m {cell_m:g} is too coarse for an agent of radius {radius_m:g} m; "
+            f"use a cell_m in (0, {radius_m / 0.75:g}]"
+        )
+    if height_m <= max_climb_m:
+        raise UserError(f"agent height_m {height_m:g} must exceed max_climb_m {max_climb_m:g}")
+    bounds = np.stack([stage.vertices.min(0), stage.vertices.max(0)]).astype(np.float64)
+    columns = find_columns(
+        rays, bounds, cell_m=cell_m, agent_height_m=height_m, max_slope_deg=max_slope_deg
+    )
+    if len(columns.column) == 0:
+        raise UserError(
+            f"{stage.path}: no floor with {height_m:g} m of headroom; "
+            "check the scene's up axis and unit (metres)"
+        )
+    links, gap = _link(columns, rays, max_climb_m, height_m)
+    clearance = _clearance(columns, links, gap, radius_m + _CLEARANCE_BEYOND_RADIUS_M)
+    is_walkable = clearance >= radius_m - _TOLERANCE_M
+    island = _islands(columns, links, is_walkable)
+    is_walkable = island >= 0
+    if not is_walkable.any():
+        raise UserError(
+            f"{stage.path}: no walkable area for an agent of radius {radius_m:g} m and height "
+            f"{height_m:g} m; check the scene's unit (metres) and the agent's size"
+        )
+    return Walkable(
+        columns=columns,
+        radius_m=radius_m,
+        max_climb_m=max_climb_m,
+        links=links,
+        clearance_m=clearance,
+        stencil_m=_stencil(links, gap, clearance, cell_m),
+        is_walkable=is_walkable,
+        island=island,
+    )
+
+
+def _link(
+    columns: Columns, rays: RayScene, max_climb_m: float, height_m: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """links (N, 4) int32 and, where one is missing, gap (N, 4) float32 metres to the obstacle."""
+    num_nodes = len(columns.column)
+    links = np.full((num_nodes, 4), -1, np.int32)
+    for d in (0, 1):
+        other = _neighbour(columns, d, max_climb_m)
+        nodes = np.flatnonzero(other >= 0)
+        partner = other[nodes]
+        base = np.maximum(columns.height_m[nodes], columns.height_m[partner])
+        blocked = np.zeros(len(nodes), bool)
+        for level in _probe_levels(max_climb_m, height_m):
+            origins = _origins(columns, nodes, base + level)
+            blocked |= rays.is_blocked(origins, _direction(d), columns.cell_m)
+        nodes, partner = nodes[~blocked], partner[~blocked]
+        links[nodes, d] = partner
+        links[partner, d + 2] = nodes
+
+    gap = np.full((num_nodes, 4), columns.cell_m / 2, np.float32)
+    for d in range(4):
+        nodes = np.flatnonzero(links[:, d] < 0)
+        nearest = np.full(len(nodes), columns.cell_m, np.float32)
+        for level in _probe_levels(max_climb_m, height_m):
+            origins = _origins(columns, nodes, columns.height_m[nodes] + level)
+            nearest = np.minimum(nearest, rays.distances(origins, _direction(d), columns.cell_m))
+        gap[nodes, d] = np.where(nearest < columns.cell_m, nearest, columns.cell_m / 2)
+    return links, gap
+
+
+def _neighbour(columns: Columns, d: int, max_climb_m: float) -> np.ndarray:
+    """(N,) int32 node of the next column in direction `d` nearest in height, -1 beyond the climb."""
+    ix, iz = columns.column % columns.num_x, columns.column // columns.num_x
+    jx, jz = ix + STEP_X[d], iz + STEP_Z[d]
+    is_inside = (jx < columns.num_x) & (jz < columns.num_z)
+    column = np.where(is_inside, jz * columns.num_x + jx, 0)
+    first, count = columns.start[column], columns.start[column + 1] - columns.start[column]
+    count = np.where(is_inside, count, 0)
+    best = np.full(len(ix), -1, np.int32)
+    best_climb = np.full(len(ix), max_climb_m)
+    for slot in range(int(count.max(initial=0))):
+        node = np.where(slot < count, first + slot, 0)
+        climb = np.abs(columns.height_m[node] - columns.height_m)
+        is_better = (slot < count) & (climb <= best_climb)
+        best[is_better] = node[is_better]
+        best_climb[is_better] = climb[is_better]
+    return best
+
+
+def _probe_levels(max_climb_m: float, height_m: float) -> np.ndarray:
+    """Heights above the floor at which obstacles are probed: just over the climb up to the head."""
+    low, high = max_climb_m + 0.02, max(height_m - 0.02, max_climb_m + 0.02)
+    return np.linspace(low, high, max(2, math.ceil((high - low) / _PROBE_SPACING_M) + 1))
+
+
+def _origins(columns: Columns, nodes: np.ndarray, height_m: np.ndarray) -> np.ndarray:
+    origins = np.empty((len(nodes), 3), np.float32)
+    origins[:, 0] = columns.x_m[nodes]
+    origins[:, 1] = height_m
+    origins[:, 2] = columns.z_m[nodes]
+    return origins
+
+
+def _direction(d: int) -> np.ndarray:
+    return np.array([[STEP_X[d], 0, STEP_Z[d]]], np.float32)
+
+
+def _clearance(columns: Columns, links: np.ndarray, gap: np.ndarray, limit_m: float) -> np.ndarray:
+    """(N,) float32 distance to the nearest obstacle piece, capped at `limit_m`.
+
+    A missing link is a segment across the cell, one `gap` away. Each node keeps the nearest segment
+    it has heard of and tells its neighbours, so after k rounds news has travelled k cells.
+    """
+    num_nodes, half = len(links), columns.cell_m / 2
+    # Piece e = node * 4 + d; piece 4N is "none", far away.
+    piece_x, piece_z = np.full(num_nodes * 4 + 1, 1e9), np.full(num_nodes * 4 + 1, 1e9)
+    half_x, half_z = np.zeros(num_nodes * 4 + 1), np.zeros(num_nodes * 4 + 1)
+    for d in range(4):
+        nodes = np.flatnonzero(links[:, d] < 0)
+        piece = nodes * 4 + d
+        piece_x[piece] = columns.x_m[nodes] + STEP_X[d] * gap[nodes, d]
+        piece_z[piece] = columns.z_m[nodes] + STEP_Z[d] * gap[nodes, d]
+        half_x[piece] = half if STEP_X[d] == 0 else 0.0
+        half_z[piece] = half if STEP_Z[d] == 0 else 0.0
+
+    own = np.where(links < 0, gap, np.inf)
+    best_d = own.argmin(1)
+    distance = own[np.arange(num_nodes), best_d].astype(np.float64)
+    nearest = np.where(np.isfinite(distance), np.arange(num_nodes) * 4 + best_d, num_nodes * 4)
+    is_news = np.isfinite(distance)
+    for _ in range(math.ceil(limit_m / columns.cell_m) + 1):
+        was_news, is_news = is_news, np.zeros(num_nodes, bool)
+        for d in range(4):
+            nodes = np.flatnonzero((links[:, d] >= 0) & was_news[links[:, d]])
+            piece = nearest[links[nodes, d]]
+            dx = np.maximum(np.abs(columns.x_m[nodes] - piece_x[piece]) - half_x[piece], 0)
+            dz = np.maximum(np.abs(columns.z_m[nodes] - piece_z[piece]) - half_z[piece], 0)
+            heard = np.sqrt(dx * dx + dz * dz)
+            is_better = heard < distance[nodes]
+            nodes = nodes[is_better]
+            distance[nodes] = heard[is_better]
+            nearest[nodes] = piece[is_better]
+            is_news[nodes] = True
+        if not is_news.any():
+            break
+    return np.minimum(distance, limit_m).astype(np.float32)
+
+
+def _stencil(
+    links: np.ndarray, gap: np.ndarray, clearance: np.ndarray, cell_m: float
+) -> np.ndarray:
+    """(N, 3, 3) clearance at the node and its 8 neighbours, extrapolated into obstacles (<= 0)."""
+    num_nodes = len(links)
+    stencil = np.empty((num_nodes, 3, 3), np.float32)
+    stencil[:, 1, 1] = clearance
+    side = np.where(links >= 0, clearance[links], gap - cell_m)  # (N, 4)
+    for d in range(4):
+        stencil[:, 1 + STEP_Z[d], 1 + STEP_X[d]] = side[:, d]
+    for dx, dz in ((0, 1), (0, 3), (2, 1), (2, 3)):
+        by_x, by_z = links[:, dx], links[:, dz]
+        via_x = np.where(by_x >= 0, side[by_x, dz], np.inf)  # first along x, then along z
+        via_z = np.where(by_z >= 0, side[by_z, dx], np.inf)
+        corner = np.minimum(via_x, via_z)
+        both_blocked = np.minimum(side[:, dx], side[:, dz])
+        corner = np.where(np.isfinite(corner), corner, both_blocked)
+        stencil[:, 1 + STEP_Z[dz], 1 + STEP_X[dx]] = corner
+    return stencil
+
+
+def _islands(columns: Columns, links: np.ndarray, is_walkable: np.ndarray) -> np.ndarray:
+    """(N,) int32 label of each walkable node's connected area, -1 elsewhere and in dropped areas."""
+    num_nodes = len(links)
+    rows, others = [], []
+    for d in (0, 1):
+        nodes = np.flatnonzero(is_walkable & (links[:, d] >= 0) & is_walkable[links[:, d]])
+        rows.append(nodes)
+        others.append(links[nodes, d])
+    rows, others = np.concatenate(rows), np.concatenate(others)
+    graph = sp.csr_matrix((np.ones(len(rows), bool), (rows, others)), (num_nodes, num_nodes))
+    count, label = connected_components(graph, directed=False)
+
+    members = label[is_walkable]
+    area_m2 = np.bincount(members, minlength=count) * columns.cell_m**2
+    open_m2 = columns.cell_m**2 * np.bincount(
+        members, weights=columns.has_open_sky[is_walkable], minlength=count
+    )
+    kept = area_m2 > 0
+    is_covered = kept & (open_m2 < 0.5 * area_m2)
+    if area_m2[is_covered].max(initial=0) >= min(_MIN_ISLAND_M2, 0.25 * area_m2.max()):
+        kept &= is_covered
+    largest = area_m2[kept].max(initial=0)
+    kept &= area_m2 >= min(_MIN_ISLAND_M2, 0.25 * largest)
+
+    numbered = np.where(kept, np.cumsum(kept) - 1, -1)
+    return np.where(is_walkable, numbered[label], -1).astype(np.int32)
