@@ -62,9 +62,7 @@ def aggregate(
             low, high = interval(values, scenes, seed=seed)
             row[f"{field}_low"], row[f"{field}_high"] = low, high
     for field in _PLAIN:
-        row[field] = _mean(
-            [float(record[field]) for record in scored if record[field] is not None]
-        )
+        row[field] = _mean([float(record[field]) for record in scored if record[field] is not None])
     return row
 
 

@@ -2,7 +2,7 @@
 
     <folder>/run.json                   what was run; a second start must agree with it
     <folder>/results-<shard>-of-<n>.jsonl
-        {"row": "policy", "dataset": ..., "split": ..., "role": ..., "episode_id": ..., "sr": 1.0, ...}
+        {"row": "policy", "dataset": ..., "split": ..., "role": ..., "episode_id": ..., ...}
 
 A line is one `write` in append mode. A kill can tear only the last line; it lacks its newline, is
 cut off at the next start and that episode is played again. A lock keeps two processes from

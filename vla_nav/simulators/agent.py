@@ -74,7 +74,7 @@ class Agent:
             collided.append(motion.has_collided)
         observation, label, stuck = None, None, None
         if wants_images:
-            self._simulator.reset(self.pose)
+            self._simulator.place(self.pose)
             observation = self._simulator.observe(semantic=semantic)
         if wants_label:
             try:

@@ -1,9 +1,9 @@
 """The other end of a simulator worker's pipes, and a simulator that lives there.
 
-    WorkerProcess   starts `worker.py` with any interpreter, checks the protocol, exchanges frames
-    LocalWorker     the same calls without a process
-    RemoteSimulator the `Simulator` protocol over either of them, and `execute`: one round trip
-                    for a whole decision
+WorkerProcess   starts `worker.py` with any interpreter, checks the protocol, exchanges frames
+LocalWorker     the same calls without a process
+RemoteSimulator the `Simulator` protocol over either of them, and `execute`: one round trip
+                for a whole decision
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from vla_nav.simulators.worker import PROTOCOL_VERSION, answer, make_host, read_
 _WORKER_FILE = Path(__file__).with_name("worker.py")
 
 
-class WorkerDied(RuntimeError):
+class WorkerDiedError(RuntimeError):
     """The worker process ended, hung beyond its timeout or broke the protocol."""
 
 
-class WorkerFault(RuntimeError):
+class WorkerFaultError(RuntimeError):
     """A method raised inside the worker; the text holds the worker's own traceback."""
 
 
@@ -41,7 +41,7 @@ class Worker(Protocol):
     """Something that answers a host's methods."""
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """The method's value; `UserError` and `WorkerFault` as raised there."""
+        """The method's value; `UserError` and `WorkerFaultError` as raised there."""
         ...
 
     def close(self) -> None:
@@ -114,12 +114,12 @@ class WorkerProcess:
         return self._process.pid
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """See `Worker`; raises `WorkerDied` when no answer comes within the timeout."""
+        """See `Worker`; raises `WorkerDiedError` when no answer comes within the timeout."""
         assert self._process.stdin is not None
         try:
             write_frame(self._process.stdin, {"method": method, "arguments": arguments})
         except (BrokenPipeError, ValueError):
-            raise WorkerDied(self._epitaph("closed its input")) from None
+            raise WorkerDiedError(self._epitaph("closed its input")) from None
         return _value(self._receive())
 
     def close(self) -> None:
@@ -143,11 +143,11 @@ class WorkerProcess:
                     [descriptor], [], [], max(0.0, deadline - time.monotonic())
                 )
                 if not ready:
-                    raise WorkerDied(self._epitaph(f"gave no answer in {self._timeout_s:g} s"))
+                    raise WorkerDiedError(self._epitaph(f"gave no answer in {self._timeout_s:g} s"))
                 part = os.read(descriptor, min(count, 1 << 20))
                 if not part:
                     self._process.wait()
-                    raise WorkerDied(self._epitaph(f"ended with code {self._process.returncode}"))
+                    raise WorkerDiedError(self._epitaph(f"ended with code {self._process.returncode}"))
                 parts.append(part)
                 count -= len(part)
             return b"".join(parts)
@@ -189,6 +189,11 @@ class RemoteSimulator:
         )
         self._pose = plain.pose_from_plain(taken)
         return self._pose
+
+    def place(self, pose: Pose) -> None:
+        """See `Simulator`."""
+        self._worker.call("place", agent=self._agent, pose=plain.pose_to_plain(pose))
+        self._pose = pose
 
     def execute(
         self, primitives: tuple[int, ...], *, wants_images: bool, wants_label: bool
@@ -278,4 +283,4 @@ def _value(reply: dict[str, Any]) -> Any:
         return reply["value"]
     if error["kind"] == "UserError":
         raise UserError(error["text"])
-    raise WorkerFault(f"{error['kind']}: {error['text']}\n{error['trace']}")
+    raise WorkerFaultError(f"{error['kind']}: {error['text']}\n{error['trace']}")

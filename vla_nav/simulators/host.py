@@ -24,12 +24,13 @@ MAX_SCENES = 6
 
 
 class MeshHost:
-    """Hosts `MeshSimulator`s. Every public method named in `METHODS` takes and gives plain values."""
+    """Hosts `MeshSimulator`s; the methods named in `METHODS` take and give plain values."""
 
     METHODS = (
         "configure",
         "load",
         "open",
+        "place",
         "run",
         "close",
         "observe_at",
@@ -70,6 +71,10 @@ class MeshHost:
         )
         return plain.pose_to_plain(self._agents[agent].pose)
 
+    def place(self, agent: int, pose: list[float]) -> None:
+        """Put an opened agent exactly at a pose that was given out before."""
+        self._agents[agent].pose = plain.pose_from_plain(pose)
+
     def run(
         self,
         agent: int,
@@ -91,7 +96,7 @@ class MeshHost:
     def observe_at(self, scene: str, pose: list[float], semantic: bool) -> dict[str, Any] | None:
         """Images at a pose."""
         simulator = self._scene(scene)
-        simulator.reset(plain.pose_from_plain(pose))
+        simulator.place(plain.pose_from_plain(pose))
         return plain.observation_to_plain(simulator.observe(semantic=semantic))
 
     def move(self, scene: str, pose: list[float], primitive: int) -> dict[str, Any]:

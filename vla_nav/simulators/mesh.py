@@ -87,6 +87,10 @@ class MeshSimulator:
         self._pose = Pose(position, pose.rotation)
         return self._pose
 
+    def place(self, pose: Pose) -> None:
+        self._require_scene()
+        self._pose = pose
+
     def act(self, primitive: int) -> Motion:
         motion = self.move(self._require_pose(), primitive)
         self._pose = motion.pose

@@ -4,8 +4,8 @@
     completed(timeout_s)                 <--- Completed(ticket, value or error) <---'
 
 Each worker answers its requests in order. When one dies (crash, hang beyond the timeout) it is
-started again; the request it died over comes back with `WorkerDied`, and requests for agents that
-lived in the dead process come back with `AgentLost`: they are not to blame. With no workers the
+started again; the request it died over comes back with `WorkerDiedError`, and requests for agents that
+lived in the dead process come back with `AgentLostError`: they are not to blame. With no workers the
 calls run in this process at `submit`.
 """
 
@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 from vla_nav.episodes.types import Embodiment
 from vla_nav.errors import UserError
-from vla_nav.simulators.client import LocalWorker, Worker, WorkerDied, WorkerFault, WorkerProcess
+from vla_nav.simulators.client import LocalWorker, Worker, WorkerDiedError, WorkerFaultError, WorkerProcess
 
 _MAX_STARTS_IN_A_ROW = 3  # a worker that cannot even start is a fault of the set-up
 
 
-class AgentLost(RuntimeError):
+class AgentLostError(RuntimeError):
     """The agent's worker was started again since the agent was opened."""
 
 
@@ -135,17 +135,17 @@ class _Lane:
     def _answer(self, request: _Request) -> Completed:
         agent = request.arguments.get("agent")
         if agent is not None and request.method != "open" and agent not in self._agents:
-            return Completed(request.ticket, None, AgentLost(f"agent {agent} of a dead worker"))
+            return Completed(request.ticket, None, AgentLostError(f"agent {agent} of a dead worker"))
         try:
             if self.worker is None:
                 self.worker = self._restarted()
             value = self.worker.call(request.method, **request.arguments)
-        except WorkerDied as error:
+        except WorkerDiedError as error:
             if self.worker is not None:
                 self.worker.close()
             self.worker, self._agents = None, set()
             return Completed(request.ticket, None, error)
-        except (UserError, WorkerFault) as error:
+        except (UserError, WorkerFaultError) as error:
             return Completed(request.ticket, None, error)
         if request.method == "open":
             self._agents.add(request.arguments["agent"])
@@ -157,7 +157,7 @@ class _Lane:
         for attempt in range(_MAX_STARTS_IN_A_ROW):
             try:
                 worker = self._start()
-            except WorkerDied:
+            except WorkerDiedError:
                 if attempt == _MAX_STARTS_IN_A_ROW - 1:
                     raise
             else:

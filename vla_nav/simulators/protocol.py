@@ -56,6 +56,10 @@ class Simulator(Protocol):
         """Put the agent there, snapped to the floor; return the pose taken."""
         ...
 
+    def place(self, pose: Pose) -> None:
+        """Put the agent exactly at a pose that `reset`, `act` or `move` gave; nothing is snapped."""
+        ...
+
     def act(self, primitive: int) -> Motion:
         """Move the agent by one primitive action."""
         ...

@@ -1,0 +1,153 @@
+"""One evaluated episode from its opening to its record, as a script of calls and decisions.
+
+    open -> run -> Decide -> run -> Decide -> ... -> distances -> Played(record)
+
+The script names the host's methods (`vla_nav.simulators.host`) and never waits; whoever drives it
+sends the answers in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vla_nav.actions.decisions import DecisionRule
+from vla_nav.episodes.types import Embodiment, Episode
+from vla_nav.evaluation.conditions import Actor, Condition
+from vla_nav.evaluation.metrics import SuccessRule, episode_metrics
+from vla_nav.evaluation.rollout import Decide, Simulate, Trajectory, rollout
+from vla_nav.simulators import plain
+from vla_nav.simulators.agent import ExpertSettings
+
+
+class Unit(NamedTuple):
+    """One line of the results to come."""
+
+    condition: Condition
+    episode: Episode
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        """(row, dataset, split, role, episode_id)."""
+        return (self.condition.name, *self.episode.key)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaySettings:
+    """What decides an episode's outcome besides the policy."""
+
+    embodiment: Embodiment
+    decision: DecisionRule
+    success: SuccessRule
+    seed: int
+    max_primitives: int
+    expert_stop_radius_m: float
+    chance_stop_probability: float
+
+    @property
+    def horizon(self) -> int:
+        """Primitives an expert must look ahead to fill any one decision."""
+        half_circle = round(180 / self.embodiment.turn_deg)
+        turns = half_circle if self.decision.name == "turn_then_forward" else 0
+        return turns + self.decision.count
+
+
+class Call(NamedTuple):
+    """Ask the episode's simulator lane for this method."""
+
+    method: str
+    arguments: dict[str, Any]
+
+
+class Played(NamedTuple):
+    """A finished episode: its record, and the frames at each decision if it was filmed."""
+
+    unit: Unit
+    record: dict[str, Any]
+    trajectory: Trajectory
+    frames: list[dict[str, np.ndarray]]
+
+
+@dataclass
+class Notes:
+    """What gathers beside the script: frames where the episode is filmed, and remarks."""
+
+    attempts: int = 1
+    is_filmed: bool = False
+    remark: str | None = None
+    frames: list[dict[str, np.ndarray]] = field(default_factory=list)
+
+
+Script = Generator[Call | Decide, Any, Played]
+
+
+def script(unit: Unit, settings: PlaySettings, *, scene: str, agent: int, notes: Notes) -> Script:
+    """Play `unit` with agent number `agent`; answers are those of the host, or primitives."""
+    episode = unit.episode
+    goals = tuple(goal.position for goal in episode.goals)
+    wants_label = unit.condition.actor is Actor.EXPERT
+    wants_images = unit.condition.actor is Actor.NETWORK or notes.is_filmed
+    expert = ExpertSettings(goals, settings.expert_stop_radius_m, settings.horizon)
+    opening = {
+        "agent": agent,
+        "scene": scene,
+        "pose": plain.pose_to_plain(episode.start_pose),
+        "expert": plain.expert_to_plain(expert),
+    }
+    start = plain.pose_from_plain((yield Call("open", opening)))
+    steps = rollout(start, max_primitives=settings.max_primitives)
+    request = next(steps)
+    while True:
+        if isinstance(request, Simulate):
+            arguments = {
+                "agent": agent,
+                "primitives": list(request.primitives),
+                "wants_images": wants_images and not request.is_last,
+                "wants_label": wants_label and not request.is_last,
+            }
+            answer = plain.outcome_from_plain((yield Call("run", arguments)))
+        else:
+            answer = yield request
+        try:
+            request = steps.send(answer)
+        except StopIteration as end:
+            trajectory: Trajectory = end.value
+            break
+    distances = yield Call(
+        "distances", {"scene": scene, "points": trajectory.positions, "goals": np.array(goals)}
+    )
+    metrics = episode_metrics(
+        trajectory.positions,
+        distances,
+        episode.reference_path,
+        has_stopped=trajectory.has_stopped,
+        num_collisions=trajectory.num_collisions,
+        rule=settings.success,
+    )
+    record = _record(unit, metrics.as_dict(), trajectory, notes)
+    return Played(unit, record, trajectory, notes.frames)
+
+
+def _record(
+    unit: Unit, metrics: dict[str, Any], trajectory: Trajectory, notes: Notes
+) -> dict[str, Any]:
+    row, dataset, split, role, episode_id = unit.key
+    positions = np.round(trajectory.positions, 4)  # a tenth of a millimetre
+    is_moved = np.concatenate([[True], np.any(positions[1:] != positions[:-1], axis=1)])
+    return {
+        "row": row,
+        "dataset": dataset,
+        "split": split,
+        "role": role,
+        "episode_id": episode_id,
+        "scene_id": unit.episode.scene_id,
+        **metrics,
+        "num_decisions": len(trajectory.decisions),
+        "attempts": notes.attempts,
+        "remark": notes.remark,
+        "primitives": "".join(map(str, trajectory.primitives)),
+        "path": positions[is_moved].tolist(),
+    }

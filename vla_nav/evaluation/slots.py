@@ -1,0 +1,254 @@
+"""Many episodes at once beside one policy: slots, simulator lanes and batched decisions.
+
+    slot 0 (lane 0)  run ........ Decide | run ....        a slot plays one (row, episode) at a
+    slot 1 (lane 1)  run .. Decide ------| run ......      time; its lane simulates it
+    slot 2 (lane 0)  .. run .... Decide -| run ..
+                                         `- policy.act({0, 1, 2}) once half of them wait
+
+While the policy thinks for some slots, the lanes simulate the others. An episode's outcome depends
+on its own key and the run's seed: not on slots, lanes, order or what else is being played.
+
+A worker that dies takes its episodes with it. The one it died over is played once more and then
+marked; the others are simply played again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from vla_nav.actions.decisions import cut
+from vla_nav.actions.types import Action, ActionSpace
+from vla_nav.episodes.types import STOP, Episode
+from vla_nav.evaluation.conditions import Actor, Instructions, chance_decision
+from vla_nav.evaluation.play import Call, Notes, Played, PlaySettings, Script, Unit, script
+from vla_nav.evaluation.rollout import Decide
+from vla_nav.seeding import generator
+from vla_nav.simulators.client import WorkerDiedError
+from vla_nav.simulators.pool import AgentLostError, Completed, SimulatorPool
+from vla_nav.simulators.protocol import Observation
+
+MAX_ATTEMPTS = 2
+_WAIT_S = 1.0  # how long to sleep at most before looking again
+
+
+class Network(Protocol):
+    """A policy that decides for many slots at once (`vla_nav.models.policy.VLAPolicy`)."""
+
+    action_space: ActionSpace
+
+    def reset(self, slot: int, instruction: str) -> None:
+        """Begin an episode in a slot."""
+        ...
+
+    def act(self, observations: Mapping[int, Observation]) -> Mapping[int, Action]:
+        """One decision for every slot given."""
+        ...
+
+
+class Crashed(NamedTuple):
+    """An episode whose simulator died over it twice."""
+
+    unit: Unit
+    reason: str
+
+
+@dataclass
+class Timing:
+    """Where the time went, in seconds, and how much was decided by the policy."""
+
+    wall_s: float = 0.0
+    policy_s: float = 0.0
+    num_calls: int = 0
+    num_decisions: int = 0
+
+
+@dataclass
+class _Slot:
+    number: int
+    lane: int
+    unit: Unit
+    notes: Notes
+    rng: np.random.Generator
+    script: Script
+    has_begun: bool = False
+
+
+class Table:
+    """Plays units over slots; one slot, many slots and any number of lanes agree."""
+
+    def __init__(
+        self,
+        pool: SimulatorPool,
+        settings: PlaySettings,
+        instructions: Instructions,
+        *,
+        scene_path: Callable[[Episode], str],
+        network: Network | None,
+        num_slots: int,
+        is_one_by_one: bool = False,
+        is_filmed: Callable[[Unit], bool] = lambda unit: False,
+    ) -> None:
+        """scene_path: the scene file of an episode. is_one_by_one: one slot per forward."""
+        self._pool = pool
+        self._settings = settings
+        self._instructions = instructions
+        self._scene_path = scene_path
+        self._network = network
+        self._num_slots = max(num_slots, pool.num_lanes)
+        self._is_one_by_one = is_one_by_one
+        self._is_filmed = is_filmed
+        self._slots: dict[int, _Slot] = {}
+        self._waiting: dict[int, Decide] = {}
+        self._num_outstanding = 0
+        self._queues: list[deque[tuple[Unit, int]]] = []
+        self.timing = Timing()
+
+    def play(self, units: Sequence[Unit]) -> Iterator[Played | Crashed]:
+        """Play every unit, yielding each as it ends."""
+        begun = time.perf_counter()
+        self._queues = self._deal(units)
+        for number in range(self._num_slots):
+            self._seat(number)
+        while self._slots:
+            if self._waiting and self._is_time_to_decide():
+                self._decide()
+                answers = self._pool.completed(0)
+            else:
+                answers = self._pool.completed(_WAIT_S)
+            for answer in answers:
+                self._num_outstanding -= 1
+                ended = self._handle(answer)
+                if ended is not None:
+                    yield ended
+            self.timing.wall_s = time.perf_counter() - begun
+
+    def _deal(self, units: Sequence[Unit]) -> list[deque[tuple[Unit, int]]]:
+        """A queue per lane: whole scenes to the shortest queue, so each is loaded once."""
+        by_scene: dict[str, list[Unit]] = {}
+        for unit in units:
+            by_scene.setdefault(unit.episode.scene_id, []).append(unit)
+        queues: list[deque[tuple[Unit, int]]] = [deque() for _ in range(self._pool.num_lanes)]
+        for group in sorted(by_scene.values(), key=len, reverse=True):
+            min(queues, key=len).extend((unit, 1) for unit in group)
+        return queues
+
+    def _seat(self, number: int) -> None:
+        """Give a free slot the next unit of its lane, or of the longest queue."""
+        lane = number % self._pool.num_lanes
+        queue = self._queues[lane] or max(self._queues, key=len)
+        if not queue:
+            return
+        unit, attempts = queue.popleft()
+        notes = Notes(attempts=attempts, is_filmed=self._is_filmed(unit))
+        self._slots[number] = _Slot(
+            number,
+            lane,
+            unit,
+            notes,
+            generator(self._settings.seed, "chance", *unit.episode.key),
+            script(
+                unit,
+                self._settings,
+                scene=self._scene_path(unit.episode),
+                agent=number,
+                notes=notes,
+            ),
+        )
+        self._advance(self._slots[number], None)
+
+    def _advance(self, slot: _Slot, answer: Any) -> Played | None:
+        """Hand a slot its answer and pass on what it asks for next; the episode at its end."""
+        try:
+            request = slot.script.send(answer)
+        except StopIteration as end:
+            del self._slots[slot.number]
+            self._seat(slot.number)
+            return end.value
+        if isinstance(request, Call):
+            self._num_outstanding += 1
+            self._pool.submit(slot.lane, slot.number, request.method, **request.arguments)
+        elif slot.unit.condition.actor is Actor.NETWORK:
+            self._film(slot, request)
+            self._waiting[slot.number] = request
+        else:
+            self._film(slot, request)
+            return self._advance(slot, self._without_network(slot, request))
+        return None
+
+    def _without_network(self, slot: _Slot, request: Decide) -> tuple[int, ...]:
+        """What chance or the expert decides."""
+        settings = self._settings
+        if slot.unit.condition.actor is Actor.CHANCE:
+            return chance_decision(
+                settings.decision,
+                settings.embodiment,
+                slot.rng,
+                stop_probability=settings.chance_stop_probability,
+            )
+        if request.outcome.label is None:
+            slot.notes.remark = f"the expert gave up: {request.outcome.stuck}"
+            return (STOP,)
+        return cut(request.outcome.label.primitives, settings.decision)
+
+    def _is_time_to_decide(self) -> bool:
+        num_network = sum(
+            slot.unit.condition.actor is Actor.NETWORK for slot in self._slots.values()
+        )
+        return self._num_outstanding == 0 or 2 * len(self._waiting) >= num_network
+
+    def _decide(self) -> None:
+        """Ask the network for every slot that waits."""
+        network = self._network
+        assert network is not None, "a network row without a network"
+        waiting, self._waiting = dict(sorted(self._waiting.items())), {}
+        seen: dict[int, Observation] = {}
+        begun = time.perf_counter()
+        for number, request in waiting.items():
+            slot = self._slots[number]
+            if not slot.has_begun:
+                condition, episode = slot.unit
+                network.reset(number, self._instructions.of(condition, episode))
+                slot.has_begun = True
+            assert request.outcome.observation is not None
+            seen[number] = slot.unit.condition.observe(request.outcome.observation)
+        if self._is_one_by_one:
+            actions: dict[int, Action] = {}
+            for number, observation in seen.items():
+                actions.update(network.act({number: observation}))
+        else:
+            actions = dict(network.act(seen))
+        primitives = {
+            number: network.action_space.primitives(
+                action, self._settings.embodiment, dict(seen[number].depth)
+            )
+            for number, action in actions.items()
+        }
+        self.timing.policy_s += time.perf_counter() - begun
+        self.timing.num_calls += 1
+        self.timing.num_decisions += len(seen)
+        for number, chosen in primitives.items():
+            self._advance(self._slots[number], chosen)
+
+    def _film(self, slot: _Slot, request: Decide) -> None:
+        if slot.notes.is_filmed and request.outcome.observation is not None:
+            slot.notes.frames.append(dict(request.outcome.observation.rgb))
+
+    def _handle(self, answer: Completed) -> Played | Crashed | None:
+        slot = self._slots[answer.ticket]
+        if answer.error is None:
+            return self._advance(slot, answer.value)
+        if not isinstance(answer.error, WorkerDiedError | AgentLostError):
+            raise answer.error
+        del self._slots[slot.number]
+        attempts = slot.notes.attempts + isinstance(answer.error, WorkerDiedError)
+        crashed = Crashed(slot.unit, str(answer.error)) if attempts > MAX_ATTEMPTS else None
+        if crashed is None:
+            self._queues[slot.lane].appendleft((slot.unit, attempts))
+        self._seat(slot.number)
+        return crashed
