@@ -1,0 +1,165 @@
+"""Segments and paths: the flat training samples that a prefix tree computes at once.
+
+A path is the definition; a tree is only a cheaper way to compute the same thing.
+
+    path     = segment | segment | ...                  root to leaf, one flat training sample
+    segment  = token_ids   [ 5  9  7  7  7  3 ]         vocabulary ids (vision: the placeholder id)
+               frame_index [-1 -1  0  0  0 -1 ]         -1 = text, else the frame the token shows
+               patch_index [-1 -1  0  1  2 -1 ]         which token of that frame
+
+Two text tokens are equal when their ids are; two vision tokens when frame and patch are (their
+placeholder ids say nothing). One int64 key per token says both, see `token_keys`.
+
+Axis legend: n tokens of a segment or path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+Int32Array = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """A run of tokens, all supervised or none: the unit that prompt builders cache and share.
+
+    token_ids (n,) int64; frame_index (n,) int32, -1 = text; patch_index (n,) int32, ignored at
+    text. Segments compare by identity, so sharing the object makes merging cheap; equal tokens
+    in different objects merge all the same. Never change the arrays of a segment in use.
+    """
+
+    token_ids: IntArray
+    frame_index: Int32Array
+    patch_index: Int32Array
+    is_supervised: bool = False
+    _keys: list[IntArray] = field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        shape = self.token_ids.shape
+        if len(shape) != 1 or self.frame_index.shape != shape or self.patch_index.shape != shape:
+            raise ValueError(
+                "a segment needs three arrays of one shape (n,), got "
+                f"{shape}, {self.frame_index.shape}, {self.patch_index.shape}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def keys(self) -> IntArray:
+        """(n,) int64 merge keys, computed once."""
+        if not self._keys:
+            self._keys.append(token_keys(self.token_ids, self.frame_index, self.patch_index))
+        return self._keys[0]
+
+
+def text_segment(token_ids: npt.ArrayLike, *, is_supervised: bool = False) -> Segment:
+    """A segment of text (or action, pose, special) tokens."""
+    ids = np.ascontiguousarray(token_ids, dtype=np.int64)
+    minus_one = np.full(len(ids), -1, dtype=np.int32)
+    return Segment(ids, minus_one, minus_one, is_supervised)
+
+
+def frame_segment(placeholder_id: int, frame: int, num_tokens: int, *, first: int = 0) -> Segment:
+    """A segment of one frame's tokens: patches first .. first + num_tokens - 1 of frame `frame`."""
+    return Segment(
+        np.full(num_tokens, placeholder_id, dtype=np.int64),
+        np.full(num_tokens, frame, dtype=np.int32),
+        np.arange(first, first + num_tokens, dtype=np.int32),
+    )
+
+
+def concatenate(*segments: Segment) -> Segment:
+    """One segment of all tokens; every part must carry the same supervision."""
+    if len({segment.is_supervised for segment in segments}) != 1:
+        raise ValueError("only segments of one supervision can be concatenated")
+    return Segment(
+        np.concatenate([segment.token_ids for segment in segments]),
+        np.concatenate([segment.frame_index for segment in segments]),
+        np.concatenate([segment.patch_index for segment in segments]),
+        segments[0].is_supervised,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trunk:
+    """A beginning that several paths share, as a linked list: `parent` first, then `segment`.
+
+    Equal to writing the segments into every path, but the paths of an episode of S steps then
+    take O(S) instead of O(S^2) segments. Sharing is by object identity.
+    """
+
+    parent: Trunk | None
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Path:
+    """One flat training sample: the trunk's segments (if any), then `segments`.
+
+    `coefficient` multiplies the loss of every token that this path supervises. Use
+    `all_segments` or `tokens` to read a path; `segments` alone leaves the trunk out.
+    """
+
+    segments: tuple[Segment, ...]
+    coefficient: float = 1.0
+    trunk: Trunk | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.coefficient):
+            raise ValueError(f"path coefficient must be finite, got {self.coefficient}")
+
+    @property
+    def all_segments(self) -> tuple[Segment, ...]:
+        """Every segment from the root to the leaf."""
+        return (*reversed([trunk.segment for trunk in trunks_of(self)]), *self.segments)
+
+    def tokens(self) -> PathTokens:
+        """The path as flat arrays."""
+        segments = self.all_segments
+        if not segments:
+            empty = np.empty(0, dtype=np.int32)
+            return PathTokens(np.empty(0, dtype=np.int64), empty, empty, empty.astype(bool))
+        return PathTokens(
+            np.concatenate([segment.token_ids for segment in segments]),
+            np.concatenate([segment.frame_index for segment in segments]),
+            np.concatenate([segment.patch_index for segment in segments]),
+            np.repeat([segment.is_supervised for segment in segments], list(map(len, segments))),
+        )
+
+
+class PathTokens(NamedTuple):
+    """A flat path: token_ids (n,) int64, frame_index and patch_index (n,) int32, is_supervised (n,)
+    bool."""
+
+    token_ids: IntArray
+    frame_index: Int32Array
+    patch_index: Int32Array
+    is_supervised: BoolArray
+
+
+def trunks_of(path: Path) -> Iterator[Trunk]:
+    """The links of a path's trunk, last first."""
+    trunk = path.trunk
+    while trunk is not None:
+        yield trunk
+        trunk = trunk.parent
+
+
+def token_keys(token_ids: IntArray, frame_index: Int32Array, patch_index: Int32Array) -> IntArray:
+    """One int64 per token, equal exactly when two tokens are: the id at text (>= 0), and
+    -1 - (frame * 2^32 + patch) at vision tokens. Shapes (n,) -> (n,)."""
+    if len(frame_index) == 0 or frame_index.max() < 0:
+        return token_ids
+    vision = -1 - ((frame_index.astype(np.int64) << 32) + patch_index)
+    return np.where(frame_index < 0, token_ids, vision)
