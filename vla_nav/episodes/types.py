@@ -1,4 +1,4 @@
-"""Recorded navigation episodes as plain typed data: what every reader yields and every writer takes.
+"""Recorded navigation episodes as plain typed data: what readers yield and writers take.
 
 Conventions (those of Habitat):  +Y up, -Z forward, right handed; metres; an agent's position is
 its floor point, cameras add their height. Rotations are unit quaternions in `xyzw` order.
