@@ -96,17 +96,15 @@ class WorkerProcess:
                 f"simulators.python: cannot start {command[0]} ({error.strerror}); "
                 "give the path of an interpreter that has the backend"
             ) from None
-        hello = self._receive()
-        if hello.get("protocol") != PROTOCOL_VERSION:
-            self.close()
-            raise UserError(
-                f"simulators.python: {command[0]} speaks worker protocol {hello.get('protocol')}, "
-                f"this program {PROTOCOL_VERSION}; use the worker file of the same version"
+        try:
+            self.hello: dict[str, Any] = self._receive()
+            _check_protocol(self.hello, command[0])
+            self.call(
+                "configure", embodiment=plain.embodiment_to_plain(embodiment), options=dict(options)
             )
-        self.hello: dict[str, Any] = hello
-        self.call(
-            "configure", embodiment=plain.embodiment_to_plain(embodiment), options=dict(options)
-        )
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -147,7 +145,9 @@ class WorkerProcess:
                 part = os.read(descriptor, min(count, 1 << 20))
                 if not part:
                     self._process.wait()
-                    raise WorkerDiedError(self._epitaph(f"ended with code {self._process.returncode}"))
+                    raise WorkerDiedError(
+                        self._epitaph(f"ended with code {self._process.returncode}")
+                    )
                 parts.append(part)
                 count -= len(part)
             return b"".join(parts)
@@ -275,6 +275,14 @@ class RemoteSimulator:
     def _loaded(self) -> str:
         assert self._scene is not None, "load_scene comes first"
         return self._scene
+
+
+def _check_protocol(hello: dict[str, Any], python: str) -> None:
+    if hello.get("protocol") != PROTOCOL_VERSION:
+        raise UserError(
+            f"simulators.python: {python} speaks worker protocol {hello.get('protocol')}, "
+            f"this program {PROTOCOL_VERSION}; use the worker file of the same version"
+        )
 
 
 def _value(reply: dict[str, Any]) -> Any:

@@ -4,9 +4,9 @@
     completed(timeout_s)                 <--- Completed(ticket, value or error) <---'
 
 Each worker answers its requests in order. When one dies (crash, hang beyond the timeout) it is
-started again; the request it died over comes back with `WorkerDiedError`, and requests for agents that
-lived in the dead process come back with `AgentLostError`: they are not to blame. With no workers the
-calls run in this process at `submit`.
+started again; the request it died over comes back with `WorkerDiedError`, and requests for agents
+that lived in the dead process come back with `AgentLostError`: they are not to blame. With no
+workers the calls run in this process at `submit`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from typing import Any, NamedTuple
 
 from vla_nav.episodes.types import Embodiment
 from vla_nav.errors import UserError
-from vla_nav.simulators.client import LocalWorker, Worker, WorkerDiedError, WorkerFaultError, WorkerProcess
+from vla_nav.simulators.client import (
+    LocalWorker,
+    Worker,
+    WorkerDiedError,
+    WorkerFaultError,
+    WorkerProcess,
+)
 
 _MAX_STARTS_IN_A_ROW = 3  # a worker that cannot even start is a fault of the set-up
 
@@ -135,7 +141,9 @@ class _Lane:
     def _answer(self, request: _Request) -> Completed:
         agent = request.arguments.get("agent")
         if agent is not None and request.method != "open" and agent not in self._agents:
-            return Completed(request.ticket, None, AgentLostError(f"agent {agent} of a dead worker"))
+            return Completed(
+                request.ticket, None, AgentLostError(f"agent {agent} of a dead worker")
+            )
         try:
             if self.worker is None:
                 self.worker = self._restarted()

@@ -1,0 +1,256 @@
+"""`vla-nav record`: many processes, each with its own part files, one finished data set.
+
+    episodes/<split>/<split>.json.gz  --one unit per scene-->  worker: load the scene, record its
+                                                               episodes, write one part
+    recorded/<split>/parts/  --finalise in the file's order-->  recorded/<split>/{data,meta}/
+
+A kill at any moment loses the units in progress; a second start records the episodes that no part
+holds. The result is the same for any number of workers and any number of kills.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import connection, get_context, parent_process
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vla_nav.episodes.lerobot_writer import (
+    LeRobotWriter,
+    completed_episodes,
+    require_space_to_record,
+)
+from vla_nav.episodes.types import Episode
+from vla_nav.errors import UserError
+from vla_nav.evaluation.recording import Recorded, RecordSettings, record_episode
+from vla_nav.files import read_json, write_json
+from vla_nav.simulators.mesh import MeshSimulator
+
+_UNIT_EPISODES = 32  # a unit's episodes: one part, lost together when killed
+_SKIPPED = "meta/skipped.json"
+_INFO = "meta/info.json"
+
+
+class RecordSummary(NamedTuple):
+    """What a recording came to."""
+
+    root: Path
+    num_recorded: int
+    num_before: int
+    skipped: list[dict[str, str]]
+    num_steps: int
+    wall_s: float
+
+
+class _Unit(NamedTuple):
+    scene: str
+    episodes: tuple[Episode, ...]
+
+
+class _Done(NamedTuple):
+    num_recorded: int
+    num_steps: int
+    skipped: list[tuple[tuple[str, str, str, str], str]]
+
+
+class _Job(NamedTuple):
+    """Everything a worker process needs besides its unit."""
+
+    root: str
+    dataset: str
+    split: str
+    storage: str
+    settings: RecordSettings
+    options: dict[str, Any]
+    recording: dict[str, Any]
+
+
+def record(
+    episodes: Sequence[Episode],
+    *,
+    scenes: Path,
+    root: Path,
+    settings: RecordSettings,
+    options: dict[str, Any],
+    storage: str,
+    num_workers: int,
+    recording: dict[str, Any],
+) -> RecordSummary:
+    """Record `episodes` (one data set and split) into the LeRobot v3 set `root`; resumable.
+
+    scenes: folder that scene ids are relative to. options: keywords of the simulator.
+    recording: further facts for the conventions. num_workers: 0 records in this process.
+    Raises `UserError` for missing scenes, a full disk, other conventions, no recordable episode.
+    """
+    assert episodes, "the caller refuses an empty selection"
+    begun = time.perf_counter()
+    _require_scenes(episodes, scenes)
+    first = episodes[0]
+    facts = {**settings.describe(), **recording}
+    job = _Job(str(root), first.dataset, first.split, storage, settings, options, facts)
+    if (root / _INFO).exists():
+        return _finished_before(job, episodes, begun)
+    before = completed_episodes(root) if root.exists() else set()
+    left = [episode for episode in episodes if episode.key not in before]
+    num_steps = sum(_expected_steps(episode, settings) for episode in left)
+    require_space_to_record(root, settings.embodiment, num_steps=num_steps)
+    _writer(job)  # claims the folder, or refuses one of other conventions, before any work
+    reasons: dict[tuple[str, str, str, str], str] = {}
+    num_recorded = num_taken = 0
+    with _progress() as progress:
+        bar = progress.add_task("record", total=len(episodes), completed=len(episodes) - len(left))
+        for done in _run(job, _units(left, scenes), num_workers):
+            num_recorded += done.num_recorded
+            num_taken += done.num_steps
+            reasons.update(done.skipped)
+            progress.advance(bar, done.num_recorded + len(done.skipped))
+    order = [episode.key for episode in episodes if episode.key not in reasons]
+    if not order:
+        raise UserError(
+            f"{root}: none of the {len(episodes)} episodes could be recorded; the first reason: "
+            f"{next(iter(reasons.values()))}"
+        )
+    skipped = [
+        {"role": episode.role, "episode_id": episode.episode_id, "reason": reasons[episode.key]}
+        for episode in episodes
+        if episode.key in reasons
+    ]
+    write_json(root / _SKIPPED, skipped)
+    _writer(job).finalise(order)
+    wall_s = time.perf_counter() - begun
+    return RecordSummary(root, num_recorded, len(before), skipped, num_taken, wall_s)
+
+
+def _finished_before(job: _Job, episodes: Sequence[Episode], begun: float) -> RecordSummary:
+    """A finished set is left alone if it is what was asked for, and refused otherwise."""
+    root = Path(job.root)
+    there = read_json(root / _INFO)["vla_nav"]["recording"]
+    for key, value in job.recording.items():
+        if there.get(key) != value:
+            raise UserError(
+                f"{root}: holds a finished data set with record.{key}={there.get(key)!r}, now it "
+                f"is {value!r}; record into another data.path, or delete it"
+            )
+    skipped = read_json(root / _SKIPPED)
+    keys = completed_episodes(root) | {
+        (job.dataset, job.split, entry["role"], entry["episode_id"]) for entry in skipped
+    }
+    missing = [episode for episode in episodes if episode.key not in keys]
+    if missing or len(keys) != len(episodes):
+        raise UserError(
+            f"{root}: holds a finished data set of {len(keys)} episodes, now {len(episodes)} are "
+            "asked for; record into another data.path, or delete it"
+        )
+    return RecordSummary(root, 0, len(keys), skipped, 0, time.perf_counter() - begun)
+
+
+def _run(job: _Job, units: list[_Unit], num_workers: int) -> Iterator[_Done]:
+    if num_workers == 0 or not units:
+        yield from (_record_unit(job, unit) for unit in units)
+        return
+    context = get_context("spawn")
+    with ProcessPoolExecutor(
+        min(num_workers, len(units)), mp_context=context, initializer=_end_with_parent
+    ) as pool:
+        pending: set[Future[_Done]] = {pool.submit(_record_unit, job, unit) for unit in units}
+        try:
+            while pending:
+                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in finished)
+        except BrokenProcessPool:
+            raise UserError(
+                f"{job.root}: a recording process was killed (out of memory?); start again to go "
+                "on from what is written, with fewer num_workers"
+            ) from None
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _record_unit(job: _Job, unit: _Unit) -> _Done:
+    """Record the episodes of one scene into one part."""
+    simulator = MeshSimulator(job.settings.embodiment, **job.options)
+    simulator.load_scene(unit.scene)
+    skipped, num_recorded, num_steps = [], 0, 0
+    with _writer(job) as writer:
+        for episode in unit.episodes:
+            result = record_episode(episode, simulator, job.settings)
+            if isinstance(result, Recorded):
+                writer.add(result.episode, result.frames)
+                num_recorded += 1
+                num_steps += len(result.episode.steps)
+            else:
+                skipped.append((episode.key, result.reason))
+    simulator.close()
+    return _Done(num_recorded, num_steps, skipped)
+
+
+def _writer(job: _Job) -> LeRobotWriter:
+    return LeRobotWriter(
+        job.root,
+        dataset=job.dataset,
+        split=job.split,
+        embodiment=job.settings.embodiment,
+        decision=str(job.settings.decision),
+        storage=job.storage,
+        recording=job.recording,
+        episodes_per_part=_UNIT_EPISODES,
+    )
+
+
+def _units(episodes: Sequence[Episode], scenes: Path) -> list[_Unit]:
+    """Episodes of one scene together, largest scenes first so that the end is even."""
+    by_scene: dict[str, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        by_scene[episode.scene_id].append(episode)
+    units = [
+        _Unit(str(scenes / scene), tuple(group[at : at + _UNIT_EPISODES]))
+        for scene, group in by_scene.items()
+        for at in range(0, len(group), _UNIT_EPISODES)
+    ]
+    return sorted(units, key=lambda unit: -len(unit.episodes))
+
+
+def _require_scenes(episodes: Sequence[Episode], scenes: Path) -> None:
+    for episode in episodes:
+        if not (scenes / episode.scene_id).is_file():
+            raise UserError(
+                f"{scenes / episode.scene_id}: no such scene file, named by episode "
+                f"'{episode.episode_id}'; scenes belong under {scenes}"
+            )
+
+
+def _expected_steps(episode: Episode, settings: RecordSettings) -> int:
+    """A generous guess of an episode's decisions, for the size estimate."""
+    legs = np.diff(episode.reference_path, axis=0)  # (R - 1, 3)
+    length_m = float(np.linalg.norm(legs, axis=1).sum())
+    per_decision = settings.decision.count if settings.decision.name != "primitive" else 1
+    walked = length_m / settings.embodiment.step_m / per_decision
+    return int(2 * walked / (1 - settings.perturbation)) + 10
+
+
+def _end_with_parent() -> None:
+    """A worker must not outlive a killed main process."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    )
