@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_nav.tree.prefix_tree import PrefixTree
+from vla_nav.tree.types import IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +131,16 @@ def _flat_predictors(tree: PrefixTree) -> int:
     return sum(totals[head] for head in tree.path_span.tolist() if head >= 0)
 
 
-def _frames_on_path(tree: PrefixTree) -> tuple[np.ndarray, int]:
+def _frames_on_path(tree: PrefixTree) -> tuple[IntArray, int]:
     """(N,) frame encodings that a flat path ending at each node needs; and the tree's frames.
 
     A flat path encodes a frame once for every run of its tokens, the tree each frame once.
     """
     frame = tree.frame_index
-    opens = frame >= 0
-    if tree.num_tokens > 1:
-        follows = tree.position_ids[1:] == tree.position_ids[:-1] + 1
-        opens[1:] &= ~(follows & (frame[1:] == frame[:-1]))
+    before = np.arange(-1, tree.num_tokens - 1)  # the token before each on its path, -1 = none
+    starts, parent = tree.node_start[:-1], tree.node_parent
+    before[starts] = np.where(parent >= 0, tree.node_start[parent + 1] - 1, -1)
+    opens = (frame >= 0) & ((before < 0) | (frame != frame[before]))
     running = np.concatenate([[0], np.cumsum(opens)])
     in_node = running[tree.node_start[1:]] - running[tree.node_start[:-1]]
     on_path = in_node.copy()
