@@ -1,7 +1,7 @@
 """A house on disk: one GLB with a node per element, and its metadata as JSON beside it.
 
-    <folder>/<house>.glb     nodes named as in the metadata; flat quads, one colour a vertex
-    <folder>/<house>.json    rooms, doors, objects, floors, "semantic": {node name: id}
+<folder>/<house>.glb     nodes named as in the metadata; flat quads, one colour a vertex
+<folder>/<house>.json    rooms, doors, objects, floors, "semantic": {node name: id}
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def house_meshes(house: House) -> dict[str, tuple[np.ndarray, np.ndarray, np.nda
         )
         first_quad = last_quad
         starts = 4 * np.arange(len(quads))[:, None]
-        faces = np.concatenate([starts + (0, 1, 2), starts + (0, 2, 3)])
+        faces = (starts + np.array([0, 1, 2, 0, 2, 3])).reshape(-1, 3)
         rgba = np.full((4 * len(quads), 4), 255, dtype=np.uint8)
         rgba[:, :3] = np.repeat(shades, 4, axis=0)
         meshes[node.name] = (quads.reshape(-1, 3), faces, rgba)

@@ -1,8 +1,8 @@
 """Furniture of recognisable kinds: how large each is, where it stands, and what it looks like.
 
 Each builder makes parts in the object's own frame: width along x, depth along z with the front at
-+z, standing on y = 0, the back against z = -depth / 2. One main colour shows on most of the surface,
-wood, metal and white on the rest.
++z, standing on y = 0, the back against z = -depth / 2. One main colour shows on most of the
+surface, wood, metal and white on the rest.
 """
 
 from __future__ import annotations
@@ -285,7 +285,9 @@ FURNITURE: dict[str, FurnitureKind] = {
     "sink": FurnitureKind((0.7, 0.9), (0.45, 0.5), (0.82, 0.88), False, _sink),
     "toilet": FurnitureKind((0.42, 0.46), (0.68, 0.72), (0.85, 0.9), False, _toilet),
     "bathtub": FurnitureKind((1.6, 1.8), (0.75, 0.8), (0.55, 0.6), False, _bathtub),
-    "washing machine": FurnitureKind((0.62, 0.7), (0.6, 0.65), (0.86, 0.9), False, _washing_machine),
+    "washing machine": FurnitureKind(
+        (0.62, 0.7), (0.6, 0.65), (0.86, 0.9), False, _washing_machine
+    ),
     "television": FurnitureKind((1.3, 1.6), (0.42, 0.48), (1.3, 1.45), False, _television),
     "piano": FurnitureKind((1.4, 1.5), (0.65, 0.75), (1.15, 1.25), False, _piano),
     "tent": FurnitureKind((1.2, 1.4), (1.2, 1.4), (1.5, 1.7), True, _tent),

@@ -1,6 +1,6 @@
 """One procedural house: a plan, its furniture and the coloured solids of both.
 
-    options + seed -> plan -> furniture -> nodes (name, parts, semantic id) -> GLB, metadata
+options + seed -> plan -> furniture -> nodes (name, parts, semantic id) -> GLB, metadata
 """
 
 from __future__ import annotations
@@ -64,10 +64,14 @@ class HouseOptions:
             raise UserError(f"houses.num_floors={self.num_floors}: allowed are 1 and 2")
         low, high = self.num_rooms
         if not 5 <= low <= high <= 8:
-            raise UserError(f"houses.num_rooms={list(self.num_rooms)}: allowed is 5 <= low <= high <= 8")
+            raise UserError(
+                f"houses.num_rooms={list(self.num_rooms)}: allowed is 5 <= low <= high <= 8"
+            )
         low, high = self.num_objects
         if not 2 <= low <= high:
-            raise UserError(f"houses.num_objects={list(self.num_objects)}: allowed is 2 <= low <= high")
+            raise UserError(
+                f"houses.num_objects={list(self.num_objects)}: allowed is 2 <= low <= high"
+            )
         if not 1 <= self.detail <= 16:
             raise UserError(f"houses.detail={self.detail}: allowed are 1 to 16")
 
@@ -208,7 +212,14 @@ def _frame_parts(door: Door, plan: Plan, schemes: dict[str, RoomScheme]) -> list
             (along - outer, along - half, 0.0, DOOR_HEIGHT_M, near, far),
             (along + half, along + outer, 0.0, DOOR_HEIGHT_M, near, far),
             (along - outer, along + outer, DOOR_HEIGHT_M, DOOR_HEIGHT_M + 0.14, near, far),
-            (along - half + 0.05, along + half - 0.05, 0.0, 0.01, min(face, mat_far), max(face, mat_far)),
+            (
+                along - half + 0.05,
+                along + half - 0.05,
+                0.0,
+                0.01,
+                min(face, mat_far),
+                max(face, mat_far),
+            ),
         ]
         for a0, a1, y0, y1, c0, c1 in pieces:
             if door.is_along_x:

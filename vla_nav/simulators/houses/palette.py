@@ -37,17 +37,29 @@ class RoomScheme:
 
 
 ROOM_SCHEMES: dict[str, RoomScheme] = {
-    "kitchen": RoomScheme((235, 205, 90), (250, 240, 205), (250, 236, 165), (250, 205, 20), "tiles"),
-    "living room": RoomScheme((165, 95, 45), (145, 80, 35), (240, 200, 155), (235, 115, 25), "planks"),
+    "kitchen": RoomScheme(
+        (235, 205, 90), (250, 240, 205), (250, 236, 165), (250, 205, 20), "tiles"
+    ),
+    "living room": RoomScheme(
+        (165, 95, 45), (145, 80, 35), (240, 200, 155), (235, 115, 25), "planks"
+    ),
     "bedroom": RoomScheme((120, 80, 165), (120, 80, 165), (212, 190, 240), (125, 45, 190), "plain"),
-    "bathroom": RoomScheme((60, 185, 195), (225, 245, 245), (180, 235, 238), (10, 175, 195), "tiles"),
-    "dining room": RoomScheme((140, 35, 40), (120, 28, 34), (238, 178, 170), (195, 25, 35), "planks"),
+    "bathroom": RoomScheme(
+        (60, 185, 195), (225, 245, 245), (180, 235, 238), (10, 175, 195), "tiles"
+    ),
+    "dining room": RoomScheme(
+        (140, 35, 40), (120, 28, 34), (238, 178, 170), (195, 25, 35), "planks"
+    ),
     "office": RoomScheme((45, 70, 140), (45, 70, 140), (175, 190, 228), (30, 70, 210), "plain"),
     "library": RoomScheme((40, 95, 50), (32, 82, 42), (180, 212, 165), (25, 135, 45), "planks"),
-    "playroom": RoomScheme((240, 130, 180), (250, 190, 215), (252, 210, 228), (245, 75, 155), "tiles"),
+    "playroom": RoomScheme(
+        (240, 130, 180), (250, 190, 215), (252, 210, 228), (245, 75, 155), "tiles"
+    ),
     "gym": RoomScheme((52, 52, 56), (70, 70, 74), (190, 190, 192), (35, 35, 38), "tiles"),
 }
-CORRIDOR_SCHEME = RoomScheme((172, 160, 142), (172, 160, 142), (228, 224, 214), (250, 250, 248), "plain")
+CORRIDOR_SCHEME = RoomScheme(
+    (172, 160, 142), (172, 160, 142), (228, 224, 214), (250, 250, 248), "plain"
+)
 STAIRS_SCHEME = RoomScheme((150, 125, 95), (150, 125, 95), (222, 214, 200), (150, 125, 95), "plain")
 
 CEILING: Colour = (246, 246, 244)
@@ -58,7 +70,7 @@ LEAF: Colour = (45, 130, 50)
 
 
 def scheme_of(kind: str, rng: np.random.Generator, *, variation: float) -> RoomScheme:
-    """The scheme of a room kind, each colour varied by up to `variation` (0 to 255, per channel)."""
+    """The scheme of a room kind, colours varied by up to `variation` (0 to 255, per channel)."""
     base = {"corridor": CORRIDOR_SCHEME, "stairs": STAIRS_SCHEME, **ROOM_SCHEMES}[kind]
     floor_shift = rng.uniform(-variation, variation, 3)
     return RoomScheme(

@@ -60,7 +60,9 @@ def place_furniture(
             continue
         always, extra = ROOM_FURNITURE[room.kind]
         wanted = list(always) + [str(kind) for kind in rng.permutation(extra)]
-        count = 2 if room.kind == "corridor" else int(rng.integers(num_objects[0], num_objects[1] + 1))
+        count = (
+            2 if room.kind == "corridor" else int(rng.integers(num_objects[0], num_objects[1] + 1))
+        )
         clear = [_clear_ground(door) for door in plan.doors_of(room.name)]
         in_room: list[PlacedObject] = []
         walls: list[int] = []  # which wall each stands at, -1 in the middle
@@ -166,6 +168,4 @@ def _spot(
 
 def distance_to(rect: Rect, x: float, z: float) -> float:
     """Metres from a point to a rectangle, 0 inside."""
-    return math.hypot(
-        max(rect.x0 - x, 0.0, x - rect.x1), max(rect.z0 - z, 0.0, z - rect.z1)
-    )
+    return math.hypot(max(rect.x0 - x, 0.0, x - rect.x1), max(rect.z0 - z, 0.0, z - rect.z1))

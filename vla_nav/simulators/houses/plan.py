@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -59,9 +60,7 @@ class Rect:
 
     def grown(self, margin_m: float) -> Rect:
         """Moved outward on every side."""
-        return Rect(
-            self.x0 - margin_m, self.z0 - margin_m, self.x1 + margin_m, self.z1 + margin_m
-        )
+        return Rect(self.x0 - margin_m, self.z0 - margin_m, self.x1 + margin_m, self.z1 + margin_m)
 
     def overlaps(self, other: Rect) -> bool:
         """Whether the insides meet."""
@@ -155,10 +154,10 @@ def draw_plan(
     counts = [int(rng.integers(num_rooms[0], num_rooms[1] + 1)) for _ in range(num_floors)]
     has_stairs = num_floors > 1
     longest_side = max(-(-count // 2) for count in counts)
-    length = max(3, longest_side) * float(rng.uniform(3.7, 4.5)) + has_stairs * 1.2
-    breadth = float(rng.uniform(1.8, 2.2))
-    depths = (float(rng.uniform(4.0, 5.2)), float(rng.uniform(4.0, 5.2)))
-    end_depth = float(rng.uniform(3.8, 4.8))
+    length = max(3, longest_side) * float(rng.uniform(3.4, 4.0)) + has_stairs * 1.2
+    breadth = float(rng.uniform(1.7, 2.1))
+    depths = (float(rng.uniform(3.6, 4.6)), float(rng.uniform(3.6, 4.6)))
+    end_depth = float(rng.uniform(3.4, 4.2))
 
     rooms: list[Room] = []
     doors: list[Door] = []
@@ -262,7 +261,7 @@ def _draw_floor(
             door_v = breadth + WALL_M / 2 if is_far else -WALL_M / 2
             door_u = float(rng.uniform(u0 + 0.8, u1 - 0.8))
             add_door(corridor, side[-1], (door_u, door_v), is_along_x=True)
-        for a, b in zip(side[:-1], side[1:], strict=True):
+        for a, b in pairwise(side):
             if rng.random() < side_door_share:
                 v = float(rng.uniform(a.rect.z0 + 0.9, a.rect.z1 - 0.9))
                 add_door(a, b, ((a.rect.x1 + b.rect.x0) / 2, v), is_along_x=False)
@@ -292,9 +291,7 @@ def _stairs(breadth: float, num_floors: int) -> list[Step]:
     landing = first + (NUM_RISERS - 1) * TREAD_M
     second_u = FLIGHT_M + 0.1
     steps = [
-        Step(
-            Rect(FLIGHT_M, v0, second_u, landing), 0.0, STOREY_M + CEILING_M, is_wall=True
-        ),
+        Step(Rect(FLIGHT_M, v0, second_u, landing), 0.0, STOREY_M + CEILING_M, is_wall=True),
         Step(
             Rect(0, landing, _STAIRS_WIDTH_M, landing + _LANDING_M),
             0.0,
@@ -374,7 +371,9 @@ def _walls_of_side(room: Room, rooms: list[Room], is_along_x: bool, is_high: boo
     walls = []
     for begin, end, name in pieces:
         rect = (
-            Rect(begin, low, end, low + WALL_M) if is_along_x else Rect(low, begin, low + WALL_M, end)
+            Rect(begin, low, end, low + WALL_M)
+            if is_along_x
+            else Rect(low, begin, low + WALL_M, end)
         )
         sides = (room.name, name) if is_high else (name, room.name)
         walls.append(Wall("", room.floor, rect, is_along_x, sides, ()))

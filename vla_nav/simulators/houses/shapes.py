@@ -5,13 +5,14 @@ scaled, moved and coloured. A house holds a thousand parts, so they are built to
 
     corners (Q, 4, 3) float64, counter-clockwise seen from outside     colours (Q, 3) uint8
 
-A quad is two triangles, (0, 1, 2) and (0, 2, 3). `refine` cuts each into `detail` x `detail` pieces.
+A quad is two triangles, (0, 1, 2) and (0, 2, 3). `refine` cuts it into `detail` x `detail` pieces.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -138,7 +139,7 @@ def _rotational_template(profile: Sequence[tuple[float, float]]) -> np.ndarray:
     angles = 2 * math.pi * (np.arange(_NUM_SIDES + 1) + 0.5) / _NUM_SIDES
     ring = np.stack([np.cos(angles), np.sin(angles)], axis=1)  # (sides + 1, 2)
     quads = []
-    for (radius0, y0), (radius1, y1) in zip(profile[:-1], profile[1:], strict=True):
+    for (radius0, y0), (radius1, y1) in pairwise(profile):
         for side in range(_NUM_SIDES):
             (x0, z0), (x1, z1) = ring[side], ring[side + 1]
             quads.append(

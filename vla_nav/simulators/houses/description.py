@@ -1,0 +1,204 @@
+"""What happens on a route, in words' terms: rooms, doors, turns, landmarks, the goal's side.
+
+A path through a plan falls into legs, one per room that it visits, joined by doors:
+
+    start room --door--> corridor --door--> ... --door--> goal room
+
+Turns compare headings: the start heading with the first metre of the path, the direction through
+the door with the direction along the corridor, and so on. Doors passed are counted on each side of
+the way, so "the second door on the left" is what a walker sees.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from vla_nav.simulators.houses.placement import PlacedObject, distance_to
+from vla_nav.simulators.houses.plan import STOREY_M, Door, Plan, Room
+
+_SAMPLE_M = 0.1
+_LOOK_AHEAD_M = 1.0  # the start turn is towards this point of the path
+_LANDMARK_M = 1.2  # an object this near to the path is passed
+_ACROSS_M = 0.9  # doors nearer than this along the corridor face each other
+_STRAIGHT_DEG, _SLIGHT_DEG, _AROUND_DEG = 20.0, 60.0, 135.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One room of a route.
+
+    turn: on entering, `straight`, `left`, `right` (with `slight ` before it) or `around`; for the
+        first leg, from the start heading.
+    exit_turn: the side on which the leg's exit lies when walking along it.
+    exit_ordinal: the exit is so many doors along that side, from 1; 0 where that says nothing.
+    is_across: the way in and the way out face each other.
+    climb: +1 up the stairs, -1 down, 0 level.
+    landmarks: objects passed, in order.
+    """
+
+    room: Room
+    turn: str
+    exit_turn: str
+    exit_ordinal: int
+    is_across: bool
+    climb: int
+    landmarks: tuple[PlacedObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteDescription:
+    """Legs from the start room to the goal room, the goal object, its side seen from the door."""
+
+    legs: tuple[Leg, ...]
+    goal: PlacedObject
+    goal_side: str
+
+
+def describe_route(
+    plan: Plan,
+    objects: tuple[PlacedObject, ...],
+    path: np.ndarray,
+    *,
+    start_yaw_rad: float,
+    goal: PlacedObject,
+) -> RouteDescription | None:
+    """Describe a path (P, 3), metres, world; None if it does not lead through the plan's doors."""
+    points = _resampled(path)
+    visits = _visits(plan, points)
+    if visits is None or visits[-1][0].name != goal.room or len(visits) < 2:
+        return None
+    doors = []
+    for (room, _, end), (following, _, _) in pairwise(visits):
+        door = _door_between(plan, room, following, points[end])
+        if door is None:
+            return None
+        doors.append(door)
+
+    legs = []
+    for i, (room, first, last) in enumerate(visits):
+        entry = doors[i - 1] if i > 0 else None
+        leave = doors[i] if i < len(doors) else None
+        climb = 0
+        if room.kind == "stairs":
+            climb = int(np.sign(points[last, 1] - points[first, 1]))
+        turn, exit_turn, ordinal, is_across = "straight", "straight", 0, False
+        if entry is None:
+            ahead = points[min(len(points) - 1, round(_LOOK_AHEAD_M / _SAMPLE_M))] - points[0]
+            turn = turn_word(_heading(ahead[0], ahead[2]) - start_yaw_rad)
+        elif leave is not None and climb == 0:
+            turn, exit_turn, ordinal, is_across = _crossing(plan, room, entry, leave)
+        landmarks = ()
+        if leave is not None:
+            landmarks = _landmarks(room, objects, points[first : last + 1])
+        legs.append(Leg(room, turn, exit_turn, ordinal, is_across, climb, landmarks))
+
+    inward = _direction(doors[-1], visits[-1][0])
+    door_x, door_z = doors[-1].centre
+    to_goal = _heading(goal.position[0] - door_x, goal.position[2] - door_z)
+    side = turn_word(to_goal - _heading(*inward)).removeprefix("slight ")
+    return RouteDescription(tuple(legs), goal, side)
+
+
+def turn_word(angle_rad: float) -> str:
+    """The word for a turn, counter-clockwise positive: straight, [slight ]left|right, around."""
+    degrees = math.degrees(math.remainder(angle_rad, 2 * math.pi))
+    size, side = abs(degrees), "left" if degrees > 0 else "right"
+    if size < _STRAIGHT_DEG:
+        return "straight"
+    if size > _AROUND_DEG:
+        return "around"
+    return side if size > _SLIGHT_DEG else f"slight {side}"
+
+
+def _heading(dx: float, dz: float) -> float:
+    """Yaw of a direction: 0 along -z, counter-clockwise."""
+    return math.atan2(-dx, -dz)
+
+
+def _resampled(path: np.ndarray) -> np.ndarray:
+    """Points every `_SAMPLE_M` along the path (n, 3), both ends included."""
+    lengths = np.linalg.norm(np.diff(path, axis=0), axis=1)
+    at = np.concatenate([[0.0], np.cumsum(lengths)])
+    marks = np.linspace(0, at[-1], max(2, math.ceil(at[-1] / _SAMPLE_M) + 1))
+    return np.stack([np.interp(marks, at, path[:, i]) for i in range(3)], axis=1)
+
+
+def _visits(plan: Plan, points: np.ndarray) -> list[tuple[Room, int, int]] | None:
+    """Rooms in order with the first and last point in each; both halves of a stairwell are one."""
+    visits: list[tuple[Room, int, int]] = []
+    for i, (x, y, z) in enumerate(points):
+        floor = min(plan.num_floors - 1, max(0, round(float(y) / STOREY_M)))
+        room = plan.room_at(float(x), float(z), floor)
+        if room is None:
+            return None
+        previous = visits[-1] if visits else None
+        if previous and (
+            room.name == previous[0].name or room.kind == previous[0].kind == "stairs"
+        ):
+            visits[-1] = (room, previous[1], i)
+        else:
+            visits.append((room, i, i))
+    return visits
+
+
+def _door_between(plan: Plan, room: Room, following: Room, point: np.ndarray) -> Door | None:
+    """The door from one room to the next that lies nearest to a point."""
+    names = {room.name, following.name}
+    shared = [door for door in plan.doors if set(door.rooms) == names]
+    if not shared:
+        return None
+    return min(
+        shared, key=lambda door: math.hypot(door.centre[0] - point[0], door.centre[1] - point[2])
+    )
+
+
+def _direction(door: Door, into: Room) -> tuple[float, float]:
+    """Unit direction (x, z) through a door into a room."""
+    (x, z), (room_x, room_z) = door.centre, into.rect.centre
+    if door.is_along_x:
+        return 0.0, math.copysign(1.0, room_z - z)
+    return math.copysign(1.0, room_x - x), 0.0
+
+
+def _crossing(plan: Plan, room: Room, entry: Door, leave: Door) -> tuple[str, str, int, bool]:
+    """(turn on entering, side of the exit, its ordinal on that side, whether they face)."""
+    inward = _direction(entry, room)
+    outward = tuple(-part for part in _direction(leave, room))
+    is_long_x = room.rect.x1 - room.rect.x0 > room.rect.z1 - room.rect.z0
+    axis = 0 if is_long_x else 1
+    along = leave.centre[axis] - entry.centre[axis]
+    if abs(along) < _ACROSS_M:
+        return "straight", "straight", 0, True
+    walk = [0.0, 0.0]
+    walk[axis] = math.copysign(1.0, along)
+    turn = turn_word(_heading(walk[0], walk[1]) - _heading(*inward))
+    exit_turn = turn_word(_heading(*outward) - _heading(walk[0], walk[1]))
+    same_side = [
+        door
+        for door in plan.doors_of(room.name)
+        if door.is_along_x == leave.is_along_x
+        and tuple(-part for part in _direction(door, room)) == outward
+        and (door.centre[axis] - entry.centre[axis]) * walk[axis] > 0.3
+    ]
+    same_side.sort(key=lambda door: abs(door.centre[axis] - entry.centre[axis]))
+    ordinal = same_side.index(leave) + 1 if exit_turn in ("left", "right") else 0
+    return turn, exit_turn, ordinal, False
+
+
+def _landmarks(
+    room: Room, objects: tuple[PlacedObject, ...], points: np.ndarray
+) -> tuple[PlacedObject, ...]:
+    """Objects of the room that the points come near to, in the order of passing."""
+    passed = []
+    for item in objects:
+        if item.room != room.name:
+            continue
+        distances = [distance_to(item.rect, float(x), float(z)) for x, _, z in points]
+        nearest = int(np.argmin(distances))
+        if distances[nearest] < _LANDMARK_M and 0 < nearest < len(points) - 1:
+            passed.append((nearest, item))
+    return tuple(item for _, item in sorted(passed, key=lambda pair: pair[0]))
