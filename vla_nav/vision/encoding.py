@@ -1,17 +1,14 @@
 """Encoding a data set: every unique frame once, in batches, into the encoder's cache.
 
-    episodes -> unique frame keys -> planned shards -> decode (threads) -> encode -> shard
+    episodes -> unique frame keys -> planned shards -> batches of pixels (workers) -> encode -> shard
 
-Frames are decoded a few batches ahead by threads (PNG and resizing release the interpreter lock)
-while the encoder runs. Batches have a fixed size and start anew with each shard, and frames of
-one batch share a size.
+Batches have a fixed size and start anew with each shard, so an interrupted run that is started
+again computes the same batches as one that was not interrupted.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,9 +21,7 @@ from vla_nav.episodes.types import Episode, FrameSource
 from vla_nav.errors import UserError
 from vla_nav.vision.cache import FeatureCache
 from vla_nav.vision.cache_writer import CacheWriter
-from vla_nav.vision.frames import as_rgb
-
-_BATCHES_AHEAD = 3
+from vla_nav.vision.frame_batches import SameSizeFrames, read_batches
 
 
 class FrameEncoder(Protocol):
@@ -75,7 +70,7 @@ def encode_frames(
     batch_size: int,
     shard_bytes: int,
     device: torch.device,
-    num_threads: int,
+    num_workers: int,
     announce: Callable[[EncodingPlan], None],
     advance: Callable[[int], None],
 ) -> FeatureCache:
@@ -103,64 +98,35 @@ def encode_frames(
         writer.require_space(plan)
         num_missing = sum(len(shard.keys) for shard in plan)
         announce(EncodingPlan(folder, len(set(keys)), num_missing, writer.estimate_bytes(plan)))
-        batches = [
-            shard.keys[first : first + batch_size]
-            for shard in plan
-            for first in range(0, len(shard.keys), batch_size)
-        ]
-        with ThreadPoolExecutor(num_threads) as pool:
-            encoded = _encoded(frames, batches, encoder, device, pool)
-            for shard in plan:
-                features = torch.empty(
-                    (len(shard.keys), *encoder.row_shape), dtype=encoder.parameter_dtype
-                )
-                for first in range(0, len(shard.keys), batch_size):
-                    batch = next(encoded)
-                    features[first : first + len(batch)] = batch
-                    advance(len(batch))
-                writer.write(shard, features)
+        batches = read_batches(
+            frames,
+            [
+                shard.keys[first : first + batch_size]
+                for shard in plan
+                for first in range(0, len(shard.keys), batch_size)
+            ],
+            num_workers=num_workers,
+        )
+        for shard in plan:
+            features = torch.empty(
+                (len(shard.keys), *encoder.row_shape), dtype=encoder.parameter_dtype
+            )
+            for first in range(0, len(shard.keys), batch_size):
+                rows = features[first : first + batch_size]
+                _encode_into(rows, next(batches), encoder, device)
+                advance(len(rows))
+            writer.write(shard, features)
         writer.finish()
     return FeatureCache.open(folder, encoder.fingerprint())
 
 
-def _encoded(
-    frames: FrameSource,
-    batches: Sequence[Sequence[str]],
-    encoder: FrameEncoder,
-    device: torch.device,
-    pool: ThreadPoolExecutor,
-) -> Iterator[Tensor]:
-    """The features of each batch on the CPU, while threads decode the next ones."""
-    waiting: deque[list[Future[np.ndarray]]] = deque()
-    coming = iter(batches)
-    try:
-        for _ in batches:
-            while len(waiting) < _BATCHES_AHEAD and (batch := next(coming, None)) is not None:
-                waiting.append([pool.submit(_read_frame, frames, key) for key in batch])
-            decoded = [future.result() for future in waiting.popleft()]
-            yield _encode_mixed_sizes(decoded, encoder, device)
-    finally:
-        for future in chain.from_iterable(waiting):
-            future.cancel()
-
-
-def _encode_mixed_sizes(
-    decoded: list[np.ndarray], encoder: FrameEncoder, device: torch.device
-) -> Tensor:
-    """Features of frames in order; frames of one size go through the encoder together."""
-    by_size: dict[tuple[int, ...], list[int]] = {}
-    for place, frame in enumerate(decoded):
-        by_size.setdefault(frame.shape, []).append(place)
-    out = torch.empty((len(decoded), *encoder.row_shape), dtype=encoder.parameter_dtype)
+def _encode_into(
+    rows: Tensor, batch: list[SameSizeFrames], encoder: FrameEncoder, device: torch.device
+) -> None:
+    """Encode a batch into its rows (F, *row_shape)."""
     with torch.inference_mode():
-        for places in by_size.values():
-            pixels = torch.from_numpy(np.stack([decoded[place] for place in places]))
-            out[places] = encoder.encode(pixels.to(device)).cpu()
-    return out
-
-
-def _read_frame(frames: FrameSource, key: str) -> np.ndarray:
-    return as_rgb(frames.read(key))
+        for places, pixels in batch:
+            rows[places] = encoder.encode(pixels.to(device)).cpu()
 
 
 def _rows_per_shard(shard_bytes: int, row_bytes: int, batch_size: int) -> int:

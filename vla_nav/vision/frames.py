@@ -21,7 +21,9 @@ def as_rgb(frame: np.ndarray) -> np.ndarray:
     """A camera's frame as (H, W, 3) uint8: RGB as it is, depth as grey.
 
     frame: RGB (H, W, 3) uint8, or depth (H, W) float in metres. Depth d becomes
-    round(255 * min(d, 10 m) / 10 m) in all three channels; no return (infinite or NaN) is 255.
+    round(255 * min(d, 10 m) / 10 m) in all three channels; where nothing was hit (0, infinite or
+    NaN) it is 255. Depth is first rounded to millimetres, as recorded frames are, so that a frame
+    from a camera and the same frame read back become the same bytes.
     """
     if frame.ndim == 3 and frame.shape[2] == 3 and frame.dtype == np.uint8:
         return frame
@@ -30,8 +32,11 @@ def as_rgb(frame: np.ndarray) -> np.ndarray:
             f"a frame of shape {frame.shape} and type {frame.dtype}; allowed: RGB (H, W, 3) uint8, "
             "depth (H, W) float metres"
         )
-    depth_m = np.nan_to_num(frame, nan=MAX_DEPTH_M, posinf=MAX_DEPTH_M, neginf=0.0)
-    grey = np.rint(np.clip(depth_m, 0.0, MAX_DEPTH_M) * (255.0 / MAX_DEPTH_M)).astype(np.uint8)
+    is_hit = np.isfinite(frame) & (frame > 0)
+    depth_m = np.where(is_hit, np.minimum(frame, MAX_DEPTH_M), MAX_DEPTH_M).astype(np.float32)
+    millimetres = np.rint(depth_m * 1000.0)
+    millimetres[millimetres == 0] = 1000.0 * MAX_DEPTH_M  # below half a millimetre: stored as 0
+    grey = np.rint(millimetres * (255.0 / (1000.0 * MAX_DEPTH_M))).astype(np.uint8)
     return np.repeat(grey[:, :, None], 3, axis=2)
 
 
