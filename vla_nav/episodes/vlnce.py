@@ -136,11 +136,7 @@ class _Reader:
             raise self._error("", f"is {_shown(raw)}, not an object")
         self._raw = raw
         episode_id = raw.get("episode_id")
-        if (
-            isinstance(episode_id, bool)
-            or not isinstance(episode_id, int | str)
-            or episode_id == ""
-        ):
+        if type(episode_id) not in (int, str) or episode_id == "":
             raise self._error("episode_id", f"is {_shown(episode_id)}; allowed: integer or string")
         self._name = f"{path}: episode {episode_id}"
 
@@ -256,7 +252,7 @@ def _to_json(episode: Episode) -> dict[str, Any]:
         metadata.pop(key, None)
     if episode.role:
         metadata["info"] = {**metadata.get("info", {}), "role": episode.role}
-    return {
+    own = {
         "episode_id": episode.episode_id,
         "scene_id": episode.scene_id,
         "start_position": list(episode.start_pose.position),
@@ -267,8 +263,8 @@ def _to_json(episode: Episode) -> dict[str, Any]:
             for goal, rest in zip(episode.goals, rests, strict=True)
         ],
         "reference_path": episode.reference_path.tolist(),
-        **metadata,
     }
+    return own | {key: value for key, value in metadata.items() if key not in own}
 
 
 def _read_truths(gt: str | Path | None) -> dict[str, Any]:
