@@ -18,7 +18,7 @@ from vla_nav.episodes.types import Embodiment
 from vla_nav.simulators import plain
 from vla_nav.simulators.agent import Agent
 from vla_nav.simulators.mesh import MeshSimulator
-from vla_nav.simulators.protocol import Simulator
+from vla_nav.simulators.topdown import floor_maps
 
 MAX_SCENES = 6
 
@@ -46,7 +46,7 @@ class MeshHost:
     def __init__(self) -> None:
         self._embodiment: Embodiment | None = None
         self._options: dict[str, Any] = {}
-        self._simulators: OrderedDict[str, Simulator] = OrderedDict()
+        self._simulators: OrderedDict[str, MeshSimulator] = OrderedDict()
         self._agents: dict[int, Agent] = {}
 
     def configure(self, embodiment: dict[str, Any], options: dict[str, Any]) -> None:
@@ -128,10 +128,10 @@ class MeshHost:
         return list(self._scene(scene).random_point(np.random.default_rng(seed)))
 
     def floors(self, scene: str) -> list[dict[str, Any]]:
-        """Top-down walkable maps, one per floor; see the backend's `floors`."""
-        return self._scene(scene).floors()
+        """Top-down walkable maps, one per floor: see `FloorMap`."""
+        return [floor.to_plain() for floor in floor_maps(self._scene(scene).walkable)]
 
-    def _scene(self, scene: str) -> Simulator:
+    def _scene(self, scene: str) -> MeshSimulator:
         simulator = self._simulators.get(scene)
         if simulator is None:
             assert self._embodiment is not None, "configure comes first"

@@ -2,7 +2,7 @@
 
 stage (triangles) -> rays (Embree) -> renderer                   observe
                                   \\-> walkable area -> mover     act, move
-                                                    \\-> geodesics
+                                                    \\-> visibility graph -> goal fields
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import numpy as np
 
 from vla_nav.episodes.types import Embodiment, Pose
 from vla_nav.errors import UserError
-from vla_nav.simulators.geodesic import Field, Geodesics
+from vla_nav.simulators.geodesic import GoalField, Place
 from vla_nav.simulators.motion import Mover
 from vla_nav.simulators.protocol import GeodesicPath, Motion, Observation
 from vla_nav.simulators.rays import RayScene
 from vla_nav.simulators.render import Renderer, check_camera
 from vla_nav.simulators.stage import load_stage
-from vla_nav.simulators.walkable import find_walkable
+from vla_nav.simulators.visibility import find_visibility
+from vla_nav.simulators.walkable import Walkable, find_walkable
 
 Point = tuple[float, float, float]
 _SNAP_M = 1.0
 _FIELDS_KEPT = 64
+_VIEW_MARGIN_M = 0.01
 
 
 class MeshSimulator:
@@ -67,8 +69,8 @@ class MeshSimulator:
         )
         self._renderer = Renderer(stage, rays)
         self._mover = Mover(self._walkable, self.embodiment)
-        self._geodesics = Geodesics(self._walkable)
-        self._fields: dict[int, Field] = {}
+        self._graph = find_visibility(self._walkable)
+        self._fields: dict[Point, GoalField | None] = {}
         columns = self._walkable.columns
         self._nodes = np.flatnonzero(self._walkable.is_walkable)
         self._points = np.stack([columns.x_m, columns.height_m, columns.z_m], axis=1)[self._nodes]
@@ -112,26 +114,20 @@ class MeshSimulator:
         return Observation(pose, rgb, depth, labels)
 
     def geodesic_distance(self, start: Point, goals: list[Point]) -> float:
-        self._require_scene()
-        node = self._walkable_node(start)
-        if node is None:
+        place = self._place(start)
+        if place is None:
             return math.inf
-        best = math.inf
-        for goal in goals:
-            goal_node = self._walkable_node(goal)
-            if goal_node is not None:
-                best = min(best, float(self._field(goal_node).distance_m[node]))
-        return best
+        fields = [field for field in map(self._field, goals) if field is not None]
+        return min((field.first_leg(place).distance_m for field in fields), default=math.inf)
 
     def shortest_path(self, start: Point, goal: Point) -> GeodesicPath:
-        self._require_scene()
-        node, goal_node = self._walkable_node(start), self._walkable_node(goal)
-        if node is None or goal_node is None:
+        place, field = self._place(start), self._field(goal)
+        if place is None or field is None:
             return GeodesicPath(math.inf, np.zeros((0, 3)))
-        field = self._field(goal_node)
-        if not math.isfinite(field.distance_m[node]):
+        leg = field.first_leg(place)
+        if not math.isfinite(leg.distance_m):
             return GeodesicPath(math.inf, np.zeros((0, 3)))
-        return GeodesicPath(float(field.distance_m[node]), self._geodesics.path(field, node))
+        return GeodesicPath(leg.distance_m, field.path(place, leg))
 
     def snap(self, point: Point) -> Point | None:
         self._require_scene()
@@ -154,28 +150,39 @@ class MeshSimulator:
         self._require_scene()
         return tuple(self._points[rng.integers(len(self._points))].tolist())
 
+    @property
+    def walkable(self) -> Walkable:
+        """The walkable area of the loaded scene (for maps)."""
+        self._require_scene()
+        return self._walkable
+
     def close(self) -> None:
         self._scene_path = None
         self._pose = None
-        for name in ("_walkable", "_renderer", "_mover", "_geodesics", "_fields"):
+        for name in ("_walkable", "_renderer", "_mover", "_graph", "_fields"):
             self.__dict__.pop(name, None)
 
-    def _walkable_node(self, point: Point) -> int | None:
-        x, y, z = point
+    def _place(self, point: Point) -> Place | None:
+        """The walkable place at a point, a hair off the walls so that it can see along them."""
+        snapped = self.snap(point)
+        if snapped is None:
+            return None
+        x, y, z = snapped
         node = self._mover.node_at(x, y, z)
-        if node >= 0 and self._walkable.is_walkable[node]:
-            return node
-        away = np.linalg.norm(self._points - np.asarray(point), axis=1)
-        nearest = int(away.argmin())
-        return int(self._nodes[nearest]) if away[nearest] <= _SNAP_M else None
+        x, z = self._mover.off_the_wall(node, x, z, _VIEW_MARGIN_M)
+        node = self._mover.node_at(x, y, z)
+        return Place(np.array((x, y, z)), int(self._graph.sheets.label[node]))
 
-    def _field(self, node: int) -> Field:
-        field = self._fields.get(node)
-        if field is None:
+    def _field(self, goal: Point) -> GoalField | None:
+        """The field of a goal, kept for later queries; None for a goal off the walkable area."""
+        self._require_scene()
+        key = (float(goal[0]), float(goal[1]), float(goal[2]))
+        if key not in self._fields:
+            place = self._place(key)
             if len(self._fields) >= _FIELDS_KEPT:
                 self._fields.pop(next(iter(self._fields)))
-            field = self._fields[node] = self._geodesics.field(node)
-        return field
+            self._fields[key] = None if place is None else GoalField(self._graph, place)
+        return self._fields[key]
 
     def _require_scene(self) -> None:
         if self._scene_path is None:
