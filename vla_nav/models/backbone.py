@@ -1,0 +1,231 @@
+"""Transformers backbones (Qwen3, Mistral, Llama) with this project's attention inside.
+
+    embeddings (B, T, E) -> unmodified transformers layers -> hidden (B, T, E)
+                               |  attention "vla_nav"
+                               v
+             attend(q, k, v, layer, scale)    q (B, T, H, D); k, v (B, T, Hkv, D), after RoPE
+
+The attention is bound through transformers' public AttentionInterface under one name; what it
+does is decided per call by the `attend` keyword, which the layers hand through: the packed
+tree's backend in training, the KV cache in the policy. A mask function that returns None is
+registered beside it, because transformers otherwise guesses packed sequences from position ids.
+
+Weights: `config` (random, from `seed`), `folder` (a local Hugging Face model), `gguf` (a file, or
+package://module/file). Layers that are not full attention are refused: their state would cross
+the branches of a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vla_nav.errors import UserError, unknown_name
+from vla_nav.models.tokenizer import locate
+
+FAMILIES = ("qwen3", "mistral", "llama")
+SOURCES = ("config", "folder", "gguf")
+ATTENTION_NAME = "vla_nav"
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+Attend = Callable[[Tensor, Tensor, Tensor, int, float], Tensor]
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    """Where a backbone comes from.
+
+    source: config | folder | gguf. family and options (the transformers config's own keywords:
+    hidden_size, num_hidden_layers, ...) describe a random one; path names the files of the others.
+    gradient_checkpointing: recompute layers in the backward pass.
+    """
+
+    source: str = "config"
+    family: str = "qwen3"
+    path: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise unknown_name("models.backbone.source", self.source, SOURCES)
+        if self.family not in FAMILIES:
+            raise unknown_name("models.backbone.family", self.family, FAMILIES)
+        if self.source != "config" and self.path is None:
+            raise UserError(f"models.backbone.source={self.source}: models.backbone.path is needed")
+
+    def describe(self) -> dict[str, Any]:
+        """Constructor keywords as plain values."""
+        return {**asdict(self), "options": dict(self.options)}
+
+
+class Backbone(nn.Module):
+    """A decoder without head. `text_head`: the pretrained text head where it is not tied."""
+
+    def __init__(self, model: nn.Module, text_head: nn.Linear | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.text_head = text_head
+        self.hidden_size: int = model.config.hidden_size
+        self.num_layers: int = model.config.num_hidden_layers
+        self.max_positions: int = model.config.max_position_embeddings
+        self.is_tied: bool = bool(model.config.tie_word_embeddings)
+
+    @property
+    def text_embedding(self) -> nn.Embedding:
+        """The text table, (num_text, E)."""
+        return self.model.embed_tokens
+
+    def forward(self, embeddings: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
+        """embeddings (B, T, E), position_ids (B, T) int64 -> normed hidden (B, T, E)."""
+        output = self.model(
+            inputs_embeds=embeddings,
+            position_ids=position_ids,
+            use_cache=False,
+            attend=attend,
+        )
+        return output.last_hidden_state
+
+    def architecture(self) -> dict[str, Any]:
+        """Keywords of a `config` backbone of the same shape; its weights are stored elsewhere."""
+        options = self.model.config.to_diff_dict()
+        for key in ("model_type", "transformers_version", "architectures", "dtype", "torch_dtype"):
+            options.pop(key, None)
+        return {"source": "config", "family": self.model.config.model_type, "options": options}
+
+
+def build_backbone(config: BackboneConfig, *, num_text: int) -> Backbone:
+    """The backbone of `config`. num_text: text ids that its table must hold at least.
+
+    Raises `UserError` for unknown keys, unreadable files and unsupported architectures.
+    """
+    bind_attention()
+    builder = _from_config if config.source == "config" else _from_files
+    backbone = builder(config, num_text)
+    check_architecture(backbone.model.config)
+    if backbone.text_embedding.num_embeddings < num_text:
+        raise UserError(
+            f"models.backbone: its text table has {backbone.text_embedding.num_embeddings} rows, "
+            f"the tokenizer {num_text} ids; choose the tokenizer that belongs to the model"
+        )
+    if config.gradient_checkpointing:
+        backbone.model.gradient_checkpointing_enable({"use_reentrant": False})
+    return backbone
+
+
+def bind_attention() -> None:
+    """Register the attention and its mask function under `vla_nav`; idempotent."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(ATTENTION_NAME, _bound_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
+
+
+def check_architecture(config: Any) -> None:
+    """Raise `UserError` unless every layer is plain full attention with fixed rotary angles."""
+    if config.model_type not in FAMILIES:
+        raise unknown_name("backbone family", config.model_type, FAMILIES)
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    if kinds or (window is not None and window < config.max_position_embeddings):
+        raise UserError(
+            f"backbone {config.model_type}: layers of type {kinds or ['sliding_attention']} "
+            f"(sliding_window={window}) are not supported, only full_attention is; for a window "
+            "that never binds set max_position_embeddings <= sliding_window, or sliding_window null"
+        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") in _LENGTH_DEPENDENT_ROPE:
+        raise UserError(
+            f"backbone {config.model_type}: rope_type {rope['rope_type']} depends on the length of "
+            "the sequence, so a packed tree would differ from its paths; use default or linear"
+        )
+    if getattr(config, "attention_dropout", 0.0):
+        raise UserError(
+            f"backbone {config.model_type}: attention_dropout={config.attention_dropout} would "
+            "make shared tokens differ between paths; set it to 0"
+        )
+
+
+def _from_config(config: BackboneConfig, num_text: int) -> Backbone:
+    from transformers import AutoConfig, AutoModel
+
+    options = {"vocab_size": num_text, "pad_token_id": None, "use_cache": False, **config.options}
+    if config.family == "mistral":
+        options.setdefault("sliding_window", None)
+    known = AutoConfig.for_model(config.family)
+    for key in config.options:
+        if not hasattr(known, key):
+            raise unknown_name(
+                f"key of models.backbone.options ({config.family})", key, known.to_dict()
+            )
+    try:
+        model_config = AutoConfig.for_model(config.family, **options)
+        check_architecture(model_config)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            model = AutoModel.from_config(model_config, attn_implementation=ATTENTION_NAME)
+    except (TypeError, RuntimeError, ZeroDivisionError) as error:
+        raise UserError(f"models.backbone.options={dict(config.options)}: {error}") from None
+    return Backbone(model)
+
+
+def _from_files(config: BackboneConfig, num_text: int) -> Backbone:
+    from transformers import AutoModelForCausalLM
+
+    path = locate(
+        config.path or "", key="models.backbone.path", is_folder=config.source == "folder"
+    )
+    folder, extra = (
+        (path, {}) if config.source == "folder" else (path.parent, {"gguf_file": path.name})
+    )
+    try:
+        causal = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            local_files_only=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            attn_implementation=ATTENTION_NAME,
+            **config.options,
+            **extra,
+        )
+    except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise UserError(f"models.backbone.path={config.path}: not loadable ({reason})") from None
+    check_architecture(causal.config)
+    is_tied = bool(causal.config.tie_word_embeddings)
+    return Backbone(causal.model, None if is_tied else causal.lm_head)
+
+
+def _bound_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    attend: Attend | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Transformers' calling convention, (B, H, T, D), around `attend`'s (B, T, H, D)."""
+    if attend is None:
+        raise UserError(
+            f"attention '{ATTENTION_NAME}' was called without `attend`: the model's forward did "
+            "not hand its keywords to the layers; this transformers version is not supported"
+        )
+    assert attention_mask is None
+    assert dropout == 0.0
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    return attend(q, k, v, module.layer_idx, scaling), None  # (B, T, H, D)
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """No mask: visibility is the business of `attend`."""
+    return None

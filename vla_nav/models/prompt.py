@@ -1,0 +1,273 @@
+"""The prompt: an episode's instruction, robot, frames and actions as token segments.
+
+    root     <begin> [bos] [facts] instruction
+    full_t   [pose_t: x y yaw] <camera> * num_full (per camera, per depth image) ... [<act>]
+    pooled_t [pose_t: x y yaw] <camera> * num_pooled ...
+    exec_t   the action tokens of what was done        label_t  those of what is taught
+
+One builder serves training (`episode`) and the policy (`root`, `observation`, `action`), so the
+two cannot drift apart. The model predicts an action from the last token before it: the last vision
+token of the frame, or `<act>` where `separator` is set. The facts (robot and cameras as text)
+cost tokens in every tree and say nothing while all episodes share them: `facts: none` leaves them
+out, `compact` writes numbers alone, `full` writes a sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from vla_nav.actions.manoeuvre import grid_index
+from vla_nav.actions.types import Action, ActionSpace
+from vla_nav.episodes.types import Embodiment, Episode, Pose, Step
+from vla_nav.errors import UserError, unknown_name
+from vla_nav.models.tokenizer import Tokenizer
+from vla_nav.models.vocabulary import Vocabulary
+from vla_nav.tree import EpisodeTokens, Path, Segment, StepTokens, paths_of
+from vla_nav.tree.types import concatenate, frame_segment, text_segment
+
+FACTS = ("none", "compact", "full")
+HISTORIES = ("full", "pooled")
+ACTIONS = ("hidden", "visible")
+_BEGIN, _ACT = "<begin>", "<act>"
+
+
+@dataclass(frozen=True)
+class PoseTokens:
+    """The pose relative to the start as three tokens: forward and left in cells of `grid_m`,
+    clipped at `range_m`, and yaw in bins of `angle_deg`."""
+
+    grid_m: float = 0.5
+    range_m: float = 20.0
+    angle_deg: float = 30.0
+
+    @property
+    def num_cells(self) -> int:
+        """Cells of one axis, from -range to +range."""
+        return 2 * round(self.range_m / self.grid_m) + 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Ids of the three coordinates."""
+        return 2 * self.num_cells + round(360 / self.angle_deg)
+
+    def indices(self, start: Pose, pose: Pose) -> tuple[int, int, int]:
+        """Local pose ids (forward, left, yaw) of `pose` seen from `start`."""
+        forward, left, yaw = start.relative(pose)
+        half = self.num_cells // 2
+        x, y = (
+            max(-half, min(half, grid_index(value, self.grid_m))) + half
+            for value in (forward, left)
+        )
+        num_angles = round(360 / self.angle_deg)
+        angle = grid_index(math.degrees(yaw), self.angle_deg) % num_angles
+        return x, self.num_cells + y, 2 * self.num_cells + angle
+
+
+@dataclass(frozen=True)
+class PromptConfig:
+    """What a prompt holds. cameras: names in order, or None for all of the embodiment's."""
+
+    cameras: tuple[str, ...] | None = None
+    depth: bool = False
+    facts: str = "none"
+    separator: bool = False
+    pose: PoseTokens | None = None
+
+    def __post_init__(self) -> None:
+        if self.facts not in FACTS:
+            raise unknown_name("models.prompt.facts", self.facts, FACTS)
+        if self.cameras is not None:
+            object.__setattr__(self, "cameras", tuple(self.cameras))
+        if isinstance(self.pose, Mapping):
+            object.__setattr__(self, "pose", PoseTokens(**self.pose))
+
+    def describe(self) -> dict[str, object]:
+        """Constructor keywords as plain values."""
+        described = asdict(self)
+        described["cameras"] = None if self.cameras is None else list(self.cameras)
+        return described
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How paths share tokens (tree/history.py): history full | pooled, actions hidden | visible."""
+
+    history: str = "full"
+    actions: str = "hidden"
+
+    def __post_init__(self) -> None:
+        if self.history not in HISTORIES:
+            raise unknown_name("tree.history", self.history, HISTORIES)
+        if self.actions not in ACTIONS:
+            raise unknown_name("tree.actions", self.actions, ACTIONS)
+
+    def paths(self, tokens: EpisodeTokens, *, supervise: str = "own") -> tuple[Path, ...]:
+        """The paths of an episode under this layout."""
+        return paths_of(tokens, history=self.history, actions=self.actions, supervise=supervise)
+
+
+class Frames(NamedTuple):
+    """One step's frame as the current observation (`full`) and as history (`pooled`)."""
+
+    full: Segment
+    pooled: Segment
+
+
+class PromptBuilder:
+    """Builds the token segments of episodes and of live observations.
+
+    num_full, num_pooled: tokens of one image from the encoder; num_pooled may be 0 where the
+    layout never asks for pooled frames.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        action_space: ActionSpace,
+        embodiment: Embodiment,
+        config: PromptConfig,
+        layout: Layout,
+        *,
+        num_full: int,
+        num_pooled: int,
+        num_text: int | None = None,
+    ) -> None:
+        self.tokenizer, self.action_space, self.embodiment = tokenizer, action_space, embodiment
+        self.config, self.layout = config, layout
+        self.num_full, self.num_pooled = num_full, num_pooled
+        if layout.history == "pooled" and num_pooled == 0:
+            raise UserError("tree.history=pooled needs vision.num_pooled >= 1, got 0")
+        self.streams = _streams(embodiment, config)
+        num_pose = config.pose.num_tokens if config.pose is not None else 0
+        specials = (_BEGIN, _ACT, *(f"<{stream}>" for stream in self.streams))
+        num_text = tokenizer.num_tokens if num_text is None else num_text
+        self.vocabulary = Vocabulary(action_space.num_tokens, specials, num_pose, num_text)
+        self._facts = _facts(embodiment, self.streams, config.facts)
+        self._placeholders = [self.vocabulary.special(f"<{stream}>") for stream in self.streams]
+        self._labels: dict[tuple[tuple[int, ...], bool], Segment] = {}
+
+    def root(self, instruction: str) -> Segment:
+        """The tokens before the first frame; never empty."""
+        text = f"{self._facts} {instruction}".strip()
+        bos = () if self.tokenizer.bos_id is None else (self.tokenizer.bos_id,)
+        ids = self.vocabulary.text((*bos, *self.tokenizer.encode(text)) if text else bos)
+        return text_segment((self.vocabulary.special(_BEGIN), *ids))
+
+    def observation(self, rows: Sequence[int], pose: Pose, start: Pose) -> Frames:
+        """The tokens of one step's images; `rows` are their frame rows in order of `streams`."""
+        assert len(rows) == len(self.streams), (rows, self.streams)
+        parts: list[Segment] = []
+        if self.config.pose is not None:
+            indices = self.config.pose.indices(start, pose)
+            parts.append(text_segment([self.vocabulary.pose(index) for index in indices]))
+        full, pooled = list(parts), list(parts)
+        for placeholder, row in zip(self._placeholders, rows, strict=True):
+            full.append(frame_segment(placeholder, row, self.num_full))
+            if self.num_pooled:
+                pooled.append(frame_segment(placeholder, row, self.num_pooled, first=self.num_full))
+        if self.config.separator:
+            full.append(text_segment([self.vocabulary.special(_ACT)]))
+        whole = concatenate(*full)
+        if not self.num_pooled:
+            return Frames(whole, text_segment(()))
+        return Frames(whole, concatenate(*pooled))
+
+    def action(self, action: Action, *, is_supervised: bool) -> Segment:
+        """The tokens of an action; equal ones are the same object."""
+        key = self.action_space.encode(action), is_supervised
+        segment = self._labels.get(key)
+        if segment is None:
+            segment = self._labels[key] = text_segment(key[0], is_supervised=is_supervised)
+        return segment
+
+    def step(self, step: Step, rows: Sequence[int], start: Pose) -> StepTokens:
+        """All segments of a recorded step."""
+        full, pooled = self.observation(rows, step.pose, start)
+        labels = tuple(
+            self.action(self.action_space.label(step.pose, label), is_supervised=True)
+            for label in step.labels
+        )
+        if self.layout.actions == "visible":
+            executed = self.action(self.action_space.executed(step), is_supervised=False)
+        else:
+            executed = text_segment(())  # hidden actions are never context
+        return StepTokens(full, pooled, executed, labels)
+
+    def episode(self, episode: Episode) -> tuple[EpisodeTokens, tuple[str, ...]]:
+        """All segments of an episode, and the frame keys in the order of its frame rows.
+
+        A frame that occurs twice in one stream is one row. Raises `UserError` for a missing camera.
+        """
+        rows: dict[tuple[str, str], int] = {}
+        steps = []
+        for step in episode.steps:
+            step_rows = []
+            for stream in self.streams:
+                if stream not in step.frames:
+                    raise UserError(
+                        f"episode {'/'.join(episode.key)}: no frame of camera '{stream}'; it has "
+                        f"{sorted(step.frames)}; set models.prompt.cameras"
+                    )
+                step_rows.append(rows.setdefault((stream, step.frames[stream]), len(rows)))
+            steps.append(self.step(step, step_rows, episode.start_pose))
+        keys = tuple(key for _, key in rows)
+        return EpisodeTokens(self.root(episode.instruction), tuple(steps)), keys
+
+    def paths(
+        self, episode: Episode, *, supervise: str = "own"
+    ) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+        """The paths of an episode under the layout, and its frame keys."""
+        tokens, keys = self.episode(episode)
+        return self.layout.paths(tokens, supervise=supervise), keys
+
+
+def _streams(embodiment: Embodiment, config: PromptConfig) -> tuple[str, ...]:
+    """Image streams in order: each camera, then its depth where asked for and present."""
+    cameras = {camera.name: camera for camera in embodiment.cameras}
+    names = tuple(cameras) if config.cameras is None else config.cameras
+    streams: list[str] = []
+    for name in names:
+        if name not in cameras:
+            raise unknown_name("models.prompt.cameras", name, cameras)
+        streams.append(name)
+        if config.depth:
+            if not cameras[name].has_depth:
+                raise UserError(
+                    f"models.prompt.depth=true: camera '{name}' has no depth; record with it, "
+                    "or set models.prompt.depth=false"
+                )
+            streams.append(f"{name}.depth")
+    if not streams:
+        raise UserError("models.prompt.cameras: at least one camera is needed")
+    return tuple(streams)
+
+
+def _facts(embodiment: Embodiment, streams: Sequence[str], style: str) -> str:
+    cameras = [camera for camera in embodiment.cameras if camera.name in streams]
+    if style == "none":
+        return ""
+    if style == "compact":
+        views = " ".join(f"{c.height_m:g} {c.hfov_deg:g} {c.pitch_deg:g}" for c in cameras)
+        return f"{embodiment.radius_m:g} {embodiment.turn_deg:g} {embodiment.step_m:g} {views}."
+    views = " ".join(
+        f"Camera {c.name}: {c.height_m:g} m high, {c.hfov_deg:g} degrees wide, "
+        f"pitch {c.pitch_deg:g} degrees."
+        for c in cameras
+    )
+    return (
+        f"Robot: radius {embodiment.radius_m:g} m, height {embodiment.height_m:g} m, turns by "
+        f"{embodiment.turn_deg:g} degrees, steps of {embodiment.step_m:g} m. {views}"
+    )
+
+
+def frame_array(
+    observation_rgb: Mapping[str, np.ndarray], depth: Mapping[str, np.ndarray], stream: str
+) -> np.ndarray:
+    """The image of a stream of a live observation: RGB, or depth for `<camera>.depth`."""
+    name, _, kind = stream.rpartition(".")
+    return depth[name] if kind == "depth" and name else observation_rgb[stream]
