@@ -83,13 +83,15 @@ def write_dataset(
         path, options.bytes_of(num_missing), what=f"writing {num_missing} houses with episodes"
     )
     asked = {"seed": run_seed, **options.facts()}
-    for split in SPLITS:
-        _check_manifest(path / "scenes" / split / "houses.json", asked)
-    return {
-        split: _write_split(path, split, jobs[split], asked, num_workers)
-        for split in SPLITS
-        if jobs[split]
-    }
+    splits = {split: _Split(path, split, tuple(jobs[split]), asked) for split in SPLITS}
+    for split in splits.values():
+        split.check_manifest()
+    unfinished = [split for split in splits.values() if split.jobs and not split.is_finished()]
+    missing = [job for split in unfinished for job in split.begin()]
+    _run(missing, num_workers, num_done=sum(len(split.jobs) for split in unfinished) - len(missing))
+    for split in unfinished:
+        split.finish()
+    return {name: split.num_episodes() for name, split in splits.items() if split.jobs}
 
 
 def _jobs(path: Path, split: str, options: DatasetOptions, run_seed: int) -> list[_Job]:
@@ -102,31 +104,67 @@ def _jobs(path: Path, split: str, options: DatasetOptions, run_seed: int) -> lis
     return jobs
 
 
-def _write_split(
-    path: Path, split: str, jobs: list[_Job], asked: dict[str, Any], num_workers: int
-) -> int:
-    """Make the missing houses of a split, then its episode file."""
-    episode_folder = path / "episodes" / split
-    episode_file = episode_folder / f"{split}.json.gz"
-    done_file = path / "scenes" / split / "houses.json"
-    manifest = {**asked, "num_houses": len(jobs)}
-    known = read_json(done_file) if done_file.exists() else {}
-    is_whole = known.get("num_houses") == len(jobs) and "num_episodes" in known
-    if is_whole and episode_file.exists() and all(job.is_made for job in jobs):
-        return int(known["num_episodes"])
-    for folder in (episode_folder, path / "scenes" / split):
-        remove_leftovers(folder)
-    write_json(done_file, manifest)
-    missing = [job for job in jobs if not (job.part.exists() and job.is_made)]
-    _run(missing, num_workers, f"houses {split}", num_done=len(jobs) - len(missing))
-    episodes = list(_episodes(split, jobs))
-    write_vlnce(episode_file, episodes)
-    write_json(done_file, {**manifest, "num_episodes": len(episodes)})
-    shutil.rmtree(episode_folder / "parts")
-    return len(episodes)
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """The files of one split and the steps to make them."""
+
+    path: Path
+    name: str
+    jobs: tuple[_Job, ...]
+    asked: dict[str, Any]
+
+    @property
+    def manifest_file(self) -> Path:
+        return self.path / "scenes" / self.name / "houses.json"
+
+    @property
+    def episode_file(self) -> Path:
+        return self.path / "episodes" / self.name / f"{self.name}.json.gz"
+
+    def check_manifest(self) -> None:
+        """Refuse to mix houses of other options into a data set."""
+        if not self.manifest_file.exists():
+            return
+        known = _flat(read_json(self.manifest_file))
+        for key, value in _flat(self.asked).items():
+            if known.get(key) != value:
+                raise UserError(
+                    f"{self.manifest_file}: holds houses made with {key}={known.get(key)}, now "
+                    f"asked for {value}; choose another data.path or remove this one's scenes "
+                    "and episodes"
+                )
+
+    def is_finished(self) -> bool:
+        """Whether everything asked for is on disk."""
+        if not self.manifest_file.exists() or not self.episode_file.exists():
+            return False
+        known = read_json(self.manifest_file)
+        is_whole = known.get("num_houses") == len(self.jobs) and "num_episodes" in known
+        return is_whole and all(job.is_made for job in self.jobs)
+
+    def begin(self) -> list[_Job]:
+        """Clear a killed run's temporary files; return the jobs still to do."""
+        for folder in (self.manifest_file.parent, self.episode_file.parent):
+            remove_leftovers(folder)
+        write_json(self.manifest_file, self.asked)
+        return [job for job in self.jobs if not (job.part.exists() and job.is_made)]
+
+    def finish(self) -> None:
+        """Join the part files to the episode file; the manifest tells the end."""
+        episodes = list(_episodes(self.name, self.jobs))
+        write_vlnce(self.episode_file, episodes)
+        counts = {"num_houses": len(self.jobs), "num_episodes": len(episodes)}
+        write_json(self.manifest_file, self.asked | counts)
+        shutil.rmtree(self.episode_file.parent / "parts")
+
+    def num_episodes(self) -> int:
+        return int(read_json(self.manifest_file)["num_episodes"])
 
 
-def _run(jobs: list[_Job], num_workers: int, label: str, *, num_done: int) -> None:
+def _run(jobs: list[_Job], num_workers: int, *, num_done: int) -> None:
+    """Make houses under a progress bar (on stderr, where it is a terminal)."""
+    if not jobs:
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -134,7 +172,7 @@ def _run(jobs: list[_Job], num_workers: int, label: str, *, num_done: int) -> No
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(label, total=num_done + len(jobs), completed=num_done)
+        task = progress.add_task("houses", total=num_done + len(jobs), completed=num_done)
         for _ in _completed(_make_house, jobs, num_workers):
             progress.advance(task)
 
@@ -191,7 +229,7 @@ def _row(route: Route, index: int, text: str) -> dict[str, Any]:
     }
 
 
-def _episodes(split: str, jobs: list[_Job]) -> Iterator[Episode]:
+def _episodes(split: str, jobs: tuple[_Job, ...]) -> Iterator[Episode]:
     """All episodes of a split in house order; ids count episodes and routes from 0."""
     episode_id = first_trajectory = 0
     for job in jobs:
@@ -218,20 +256,6 @@ def _episodes(split: str, jobs: list[_Job]) -> Iterator[Episode]:
             )
             episode_id += 1
         first_trajectory += 1 + max((row["route"] for row in rows), default=-1)
-
-
-def _check_manifest(file: Path, asked: dict[str, Any]) -> None:
-    """Refuse to mix houses of other options into a data set."""
-    if not file.exists():
-        return
-    known = read_json(file)
-    for key, value in _flat(asked).items():
-        got = _flat(known).get(key)
-        if got != value:
-            raise UserError(
-                f"{file}: holds houses made with {key}={got}, now asked for {value}; "
-                "choose another data.path or remove this one's scenes and episodes"
-            )
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

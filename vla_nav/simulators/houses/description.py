@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,23 +68,20 @@ def describe_route(
 ) -> RouteDescription | None:
     """Describe a path (P, 3), metres, world; None if it does not lead through the plan's doors."""
     points = _resampled(path)
-    visits = _visits(plan, points)
-    if visits is None or visits[-1][0].name != goal.room or len(visits) < 2:
+    followed = _visits_and_doors(plan, points)
+    if followed is None:
         return None
-    doors = []
-    for (room, _, end), (following, _, _) in pairwise(visits):
-        door = _door_between(plan, room, following, points[end])
-        if door is None:
-            return None
-        doors.append(door)
+    visits, doors = followed
+    if visits[-1].rooms[-1].name != goal.room or not doors:
+        return None
 
     legs = []
-    for i, (room, first, last) in enumerate(visits):
+    for i, visit in enumerate(visits):
         entry = doors[i - 1] if i > 0 else None
         leave = doors[i] if i < len(doors) else None
-        climb = 0
-        if room.kind == "stairs":
-            climb = int(np.sign(points[last, 1] - points[first, 1]))
+        walked = points[visit.first : visit.last + 1]
+        room = visit.rooms[-1]
+        climb = int(np.sign(walked[-1, 1] - walked[0, 1])) if room.kind == "stairs" else 0
         turn, exit_turn, ordinal, is_across = "straight", "straight", 0, False
         if entry is None:
             ahead = points[min(len(points) - 1, round(_LOOK_AHEAD_M / _SAMPLE_M))] - points[0]
@@ -93,10 +90,10 @@ def describe_route(
             turn, exit_turn, ordinal, is_across = _crossing(plan, room, entry, leave)
         landmarks = ()
         if leave is not None:
-            landmarks = _landmarks(room, objects, points[first : last + 1])
+            landmarks = _landmarks(room, objects, walked)
         legs.append(Leg(room, turn, exit_turn, ordinal, is_across, climb, landmarks))
 
-    inward = _direction(doors[-1], visits[-1][0])
+    inward = _direction(doors[-1], visits[-1].rooms[-1])
     door_x, door_z = doors[-1].centre
     to_goal = _heading(goal.position[0] - door_x, goal.position[2] - door_z)
     side = turn_word(to_goal - _heading(*inward)).removeprefix("slight ")
@@ -127,32 +124,48 @@ def _resampled(path: np.ndarray) -> np.ndarray:
     return np.stack([np.interp(marks, at, path[:, i]) for i in range(3)], axis=1)
 
 
-def _visits(plan: Plan, points: np.ndarray) -> list[tuple[Room, int, int]] | None:
-    """Rooms in order with the first and last point in each; both halves of a stairwell are one."""
-    visits: list[tuple[Room, int, int]] = []
+class _Visit(NamedTuple):
+    """A stay in one room (or in both storeys of a stairwell): its first and last point."""
+
+    rooms: tuple[Room, ...]
+    first: int
+    last: int
+
+
+def _visits_and_doors(plan: Plan, points: np.ndarray) -> tuple[list[_Visit], list[Door]] | None:
+    """Rooms in order and the doors between them; None where the points leave the plan."""
+    visits: list[_Visit] = []
+    doors: list[Door] = []
     for i, (x, y, z) in enumerate(points):
         floor = min(plan.num_floors - 1, max(0, round(float(y) / STOREY_M)))
         room = plan.room_at(float(x), float(z), floor)
         if room is None:
             return None
-        previous = visits[-1] if visits else None
-        if previous and (
-            room.name == previous[0].name or room.kind == previous[0].kind == "stairs"
-        ):
-            visits[-1] = (room, previous[1], i)
+        if not visits:
+            visits.append(_Visit((room,), i, i))
+            continue
+        rooms, first, _ = visits[-1]
+        if room.name == rooms[-1].name:
+            visits[-1] = _Visit(rooms, first, i)
+        elif room.kind == rooms[-1].kind == "stairs":
+            visits[-1] = _Visit((*rooms, room), first, i)
         else:
-            visits.append((room, i, i))
-    return visits
+            door = _door_between(plan, rooms[-1], room, points[i])
+            if door is None:
+                return None
+            doors.append(door)
+            visits.append(_Visit((room,), i, i))
+    return visits, doors
 
 
 def _door_between(plan: Plan, room: Room, following: Room, point: np.ndarray) -> Door | None:
     """The door from one room to the next that lies nearest to a point."""
     names = {room.name, following.name}
     shared = [door for door in plan.doors if set(door.rooms) == names]
-    if not shared:
-        return None
     return min(
-        shared, key=lambda door: math.hypot(door.centre[0] - point[0], door.centre[1] - point[2])
+        shared,
+        key=lambda door: math.hypot(door.centre[0] - point[0], door.centre[1] - point[2]),
+        default=None,
     )
 
 

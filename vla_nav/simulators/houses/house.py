@@ -31,8 +31,8 @@ from vla_nav.simulators.houses.plan import (
     Plan,
     Room,
     Wall,
-    draw_plan,
 )
+from vla_nav.simulators.houses.plan_drawing import draw_plan
 from vla_nav.simulators.houses.shapes import Part, box, box_of_faces, moved, plate, quarter_turned
 
 _FRAME_M = 0.1  # width of a door frame's boards

@@ -16,6 +16,7 @@ import numpy as np
 from vla_nav.simulators.houses.description import Leg, RouteDescription
 from vla_nav.simulators.houses.placement import PlacedObject
 
+_LONG_WORDS = 34  # longer instructions are drawn again without a landmark
 _LANDMARK_SHARE = 0.5  # of the phrasings that name a landmark where there is one
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth")
 _NUM_TRIES = 20
@@ -27,7 +28,9 @@ def phrase_route(
     """`num_phrasings` different instructions for one route (fewer if the templates run out)."""
     phrasings: list[str] = []
     for _ in range(_NUM_TRIES * num_phrasings):
-        text = _phrase(route, rng)
+        text = _phrase(route, rng, has_landmark=rng.random() < _LANDMARK_SHARE)
+        if len(text.split()) > _LONG_WORDS:
+            text = _phrase(route, rng, has_landmark=False)
         if text not in phrasings:
             phrasings.append(text)
         if len(phrasings) == num_phrasings:
@@ -40,10 +43,9 @@ def object_phrase(item: PlacedObject) -> str:
     return f"the {item.colour} {item.kind}"
 
 
-def _phrase(route: RouteDescription, rng: np.random.Generator) -> str:
+def _phrase(route: RouteDescription, rng: np.random.Generator, *, has_landmark: bool) -> str:
     hall = _one(rng, ("corridor", "hallway"))
     your = _one(rng, ("your", "the"))
-    has_landmark = rng.random() < _LANDMARK_SHARE
     sentences = []
     legs = route.legs
     first, following = legs[0], legs[1]
