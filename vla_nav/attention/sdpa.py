@@ -98,10 +98,10 @@ class _Job(NamedTuple):
         return len(self.ancestors) + self.stop - self.start
 
 
-def plan(packed: PackedTree) -> SdpaPlan:
-    """Cut the pack into jobs and batch them into calls."""
+def plan(packed: PackedTree, *, max_rows: int = MAX_ROWS) -> SdpaPlan:
+    """Cut the pack into jobs of at most `max_rows` masked rows and batch them into calls."""
     subtree_end = packed.subtree_end.numpy()
-    trunks, chunks = _jobs(subtree_end)
+    trunks, chunks = _jobs(subtree_end, max_rows)
     calls: list[Call] = []
     out_index = np.empty(len(subtree_end), dtype=np.int64)
     position = 0
@@ -155,7 +155,7 @@ def _gather(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return taken.view(batch * jobs, rows, heads, dim).transpose(1, 2)
 
 
-def _jobs(subtree_end: Int32Array) -> tuple[list[_Job], list[_Job]]:
+def _jobs(subtree_end: Int32Array, max_rows: int) -> tuple[list[_Job], list[_Job]]:
     """The trunk of every tree, and chunks of the rows behind it."""
     num_tokens = len(subtree_end)
     run_stops = np.flatnonzero(subtree_end == np.arange(1, num_tokens + 1)) + 1
@@ -170,10 +170,10 @@ def _jobs(subtree_end: Int32Array) -> tuple[list[_Job], list[_Job]]:
             trunks.append(_Job(previous, stop, nothing))
             start = stop
         else:
-            if previous > start and stop - start > MAX_ROWS:
+            if previous > start and stop - start > max_rows:
                 chunks.append(_chunk(subtree_end, tree_start, start, previous))
                 start = previous
-            num_cuts = -(-(stop - start) // MAX_ROWS)
+            num_cuts = -(-(stop - start) // max_rows)
             if num_cuts > 1:  # one long run, in equal chunks
                 bounds = np.linspace(start, stop, num_cuts + 1).astype(np.int64).tolist()
                 chunks += [_chunk(subtree_end, tree_start, a, b) for a, b in pairwise(bounds)]
