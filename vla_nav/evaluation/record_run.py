@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, get_context, parent_process
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from vla_nav.actions.decisions import DecisionRule
 from vla_nav.episodes.lerobot_writer import (
     LeRobotWriter,
     completed_episodes,
@@ -32,11 +33,12 @@ from vla_nav.episodes.lerobot_writer import (
 from vla_nav.episodes.types import Episode
 from vla_nav.errors import UserError
 from vla_nav.evaluation.recording import Recorded, RecordSettings, record_episode
-from vla_nav.files import read_json, write_json
+from vla_nav.evaluation.setup import embodiment_of, read_episodes, scene_files
+from vla_nav.files import file_digest, read_json, write_json
 from vla_nav.simulators.mesh import MeshSimulator
 
 _UNIT_EPISODES = 32  # a unit's episodes: one part, lost together when killed
-_SKIPPED = "meta/skipped.json"
+_SKIPPED = "skipped.json"  # beside data/ and meta/: episodes without a recording, with reasons
 _INFO = "meta/info.json"
 
 
@@ -49,6 +51,18 @@ class RecordSummary(NamedTuple):
     skipped: list[dict[str, str]]
     num_steps: int
     wall_s: float
+
+    def __str__(self) -> str:
+        rate = f", {self.num_steps / self.wall_s:.0f} decisions/s" if self.num_steps else ""
+        lines = [
+            f"{self.root}: {self.num_recorded} episodes recorded ({self.num_steps} decisions) in "
+            f"{self.wall_s:.1f} s{rate}; {self.num_before} were there before; "
+            f"{len(self.skipped)} skipped"
+        ]
+        lines += [f"  skipped {one['episode_id']}: {one['reason']}" for one in self.skipped[:5]]
+        if len(self.skipped) > 5:
+            lines.append(f"  ... all of them in {self.root / _SKIPPED}")
+        return "\n".join(lines)
 
 
 class _Unit(NamedTuple):
@@ -74,10 +88,54 @@ class _Job(NamedTuple):
     recording: dict[str, Any]
 
 
+def record_from(config: Mapping[str, Any]) -> int:
+    """Record as the composed configuration `conf/record.yaml` says; the exit code."""
+    data, options, simulators = config["data"], config["record"], config["simulators"]
+    settings = RecordSettings(
+        embodiment=embodiment_of(simulators),
+        decision=DecisionRule.parse(options["decision"]),
+        seed=config["seed"],
+        stop_radius_m=options["stop_radius_m"],
+        horizon=options["horizon"],
+        perturbation=options["perturbation"],
+        height_range_m=options["height_range_m"],
+        pitch_range_deg=options["pitch_range_deg"],
+        max_primitives=options["max_primitives"],
+    )
+    episodes = select_first(read_episodes(data), options["num_episodes"], data["episodes"])
+    summary = record(
+        episodes,
+        scenes=scene_files(episodes, data["scenes"]),
+        root=Path(data["recorded"]),
+        settings=settings,
+        options=simulators["options"],
+        storage=options["storage"],
+        num_workers=config["num_workers"],
+        recording={
+            "backend": simulators["backend"],
+            "simulator": simulators["options"],
+            "episodes": file_digest(data["episodes"]),
+        },
+    )
+    print(summary)
+    return 0
+
+
+def select_first(episodes: list[Episode], count: int | None, source: str) -> list[Episode]:
+    """The first `count` episodes; `UserError` where that leaves none or asks for too many."""
+    if not episodes:
+        raise UserError(f"{source}: holds no episodes; nothing to record")
+    if count is not None and not 1 <= count <= len(episodes):
+        raise UserError(
+            f"record.num_episodes={count}: allowed: 1 to {len(episodes)} of {source}, or null"
+        )
+    return episodes[:count]
+
+
 def record(
     episodes: Sequence[Episode],
     *,
-    scenes: Path,
+    scenes: Mapping[str, str],
     root: Path,
     settings: RecordSettings,
     options: dict[str, Any],
@@ -87,13 +145,12 @@ def record(
 ) -> RecordSummary:
     """Record `episodes` (one data set and split) into the LeRobot v3 set `root`; resumable.
 
-    scenes: folder that scene ids are relative to. options: keywords of the simulator.
-    recording: further facts for the conventions. num_workers: 0 records in this process.
-    Raises `UserError` for missing scenes, a full disk, other conventions, no recordable episode.
+    scenes: scene id -> file. options: keywords of the simulator. recording: further facts for
+    the conventions. num_workers: 0 records in this process. Raises `UserError` for a full disk, a
+    set of other conventions, or when no episode can be recorded.
     """
     assert episodes, "the caller refuses an empty selection"
     begun = time.perf_counter()
-    _require_scenes(episodes, scenes)
     first = episodes[0]
     facts = {**settings.describe(), **recording}
     job = _Job(str(root), first.dataset, first.split, storage, settings, options, facts)
@@ -140,7 +197,7 @@ def _finished_before(job: _Job, episodes: Sequence[Episode], begun: float) -> Re
                 f"{root}: holds a finished data set with record.{key}={there.get(key)!r}, now it "
                 f"is {value!r}; record into another data.path, or delete it"
             )
-    skipped = read_json(root / _SKIPPED)
+    skipped = read_json(root / _SKIPPED) if (root / _SKIPPED).exists() else []
     keys = completed_episodes(root) | {
         (job.dataset, job.split, entry["role"], entry["episode_id"]) for entry in skipped
     }
@@ -207,26 +264,17 @@ def _writer(job: _Job) -> LeRobotWriter:
     )
 
 
-def _units(episodes: Sequence[Episode], scenes: Path) -> list[_Unit]:
+def _units(episodes: Sequence[Episode], scenes: Mapping[str, str]) -> list[_Unit]:
     """Episodes of one scene together, largest scenes first so that the end is even."""
     by_scene: dict[str, list[Episode]] = defaultdict(list)
     for episode in episodes:
         by_scene[episode.scene_id].append(episode)
     units = [
-        _Unit(str(scenes / scene), tuple(group[at : at + _UNIT_EPISODES]))
+        _Unit(scenes[scene], tuple(group[at : at + _UNIT_EPISODES]))
         for scene, group in by_scene.items()
         for at in range(0, len(group), _UNIT_EPISODES)
     ]
     return sorted(units, key=lambda unit: -len(unit.episodes))
-
-
-def _require_scenes(episodes: Sequence[Episode], scenes: Path) -> None:
-    for episode in episodes:
-        if not (scenes / episode.scene_id).is_file():
-            raise UserError(
-                f"{scenes / episode.scene_id}: no such scene file, named by episode "
-                f"'{episode.episode_id}'; scenes belong under {scenes}"
-            )
 
 
 def _expected_steps(episode: Episode, settings: RecordSettings) -> int:

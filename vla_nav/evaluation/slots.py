@@ -40,10 +40,10 @@ _WAIT_S = 1.0  # how long to sleep at most before looking again
 class Network(Protocol):
     """A policy that decides for many slots at once (`vla_nav.models.policy.VLAPolicy`)."""
 
-    action_space: ActionSpace
+    space: ActionSpace
 
-    def reset(self, slot: int, instruction: str) -> None:
-        """Begin an episode in a slot."""
+    def reset(self, slot: int, instruction: str, *, name: str) -> None:
+        """Begin an episode in a slot; `name` seeds what is sampled in it."""
         ...
 
     def act(self, observations: Mapping[int, Observation]) -> Mapping[int, Action]:
@@ -213,7 +213,8 @@ class Table:
             slot = self._slots[number]
             if not slot.has_begun:
                 condition, episode = slot.unit
-                network.reset(number, self._instructions.of(condition, episode))
+                text = self._instructions.of(condition, episode)
+                network.reset(number, text, name="/".join(slot.unit.key))
                 slot.has_begun = True
             assert request.outcome.observation is not None
             seen[number] = slot.unit.condition.observe(request.outcome.observation)
@@ -224,7 +225,7 @@ class Table:
         else:
             actions = dict(network.act(seen))
         primitives = {
-            number: network.action_space.primitives(
+            number: network.space.primitives(
                 action, self._settings.embodiment, dict(seen[number].depth)
             )
             for number, action in actions.items()

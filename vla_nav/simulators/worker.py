@@ -49,9 +49,7 @@ def read_frame(read: Callable[[int], bytes]) -> Any:
     """Receive one value through `read(n)`, which gives exactly n bytes; EOFError at the end."""
     (length,) = _LENGTH.unpack(read(_LENGTH.size))
     if length > MAX_FRAME_BYTES:
-        raise ValueError(
-            f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are allowed"
-        )
+        raise ValueError(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are allowed")
     return msgpack.unpackb(read(length), object_hook=_unpack_array, raw=False)
 
 
