@@ -23,7 +23,8 @@ from vla_nav.simulators.visibility import find_visibility
 from vla_nav.simulators.walkable import Walkable, find_walkable
 
 Point = tuple[float, float, float]
-_SNAP_M = 1.0
+_SNAP_M = 1.0  # a point farther from the walkable area than this is not on it
+_SNAP_ASIDE_M = 0.1  # nearer points are moved straight away from the obstacle, not to a cell
 _FIELDS_KEPT = 64
 _VIEW_MARGIN_M = 0.01
 
@@ -74,6 +75,11 @@ class MeshSimulator:
         columns = self._walkable.columns
         self._nodes = np.flatnonzero(self._walkable.is_walkable)
         self._points = np.stack([columns.x_m, columns.height_m, columns.z_m], axis=1)[self._nodes]
+        # Cells whose centre is too near an obstacle may still be entered from a walkable neighbour.
+        links = self._walkable.links
+        self._is_kept = self._walkable.is_walkable.copy()
+        for d in range(4):
+            self._is_kept |= (links[:, d] >= 0) & self._walkable.is_walkable[links[:, d]]
         self._scene_path = scene_path
         self._pose = None
 
@@ -132,17 +138,14 @@ class MeshSimulator:
     def snap(self, point: Point) -> Point | None:
         self._require_scene()
         x, y, z = point
-        node = self._mover.node_at(x, y, z)
-        if node >= 0 and self._walkable.is_walkable[node]:
-            height = self._mover.floor_height(node, x, z)
-            if (
-                self._mover.clearance(node, x, z) >= self._walkable.radius_m
-                and abs(height - y) < 0.3
-            ):
-                return (float(x), height, float(z))
-        away = np.linalg.norm(self._points - np.asarray(point), axis=1)
+        found = self._mover.nearby(x, y, z, _SNAP_ASIDE_M)
+        if found is not None and self._is_kept[found[0]]:
+            node, x, z = found
+            return x, self._mover.floor_height(node, x, z), z
+        offset = self._points - np.asarray(point)
+        away = np.einsum("ij,ij->i", offset, offset)
         nearest = int(away.argmin())
-        if away[nearest] > _SNAP_M:
+        if away[nearest] > _SNAP_M**2:
             return None
         return tuple(self._points[nearest].tolist())
 

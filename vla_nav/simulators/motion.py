@@ -32,6 +32,7 @@ from vla_nav.simulators.walkable import Walkable
 _COLLISION_EPS_M = 1e-5  # a step shorter than asked for by more than this is a collision
 _SNAP_HEIGHT_M = 0.6  # how far above or below a given point its floor may be
 _MAX_SLIDES = 4
+_CONTACT_SLACK_M = 1e-5
 _CONTACT_M = 5e-4  # contact is found to this accuracy
 
 
@@ -95,6 +96,19 @@ class Mover:
                 best, best_m = node, away
         return best
 
+    def nearby(
+        self, x: float, y: float, z: float, aside_m: float
+    ) -> tuple[int, float, float] | None:
+        """The node, x and z of a point with clearance enough at most about `aside_m` from (x, z)
+        and on the floor next to y; None if moving away from the obstacle finds none."""
+        node = self.node_at(x, y, z)
+        if node < 0 or abs(self._height[node] - y) > _SNAP_HEIGHT_M / 2:
+            return None
+        if self.clearance(node, x, z) >= self._radius - _CONTACT_SLACK_M:
+            return node, float(x), float(z)
+        self._needed_m = self._radius
+        return self._push_out(node, x, z, aside_m)
+
     def clearance(self, node: int, x: float, z: float) -> float:
         """Clearance in metres at a point of the node's cell."""
         u = (x - self._x[node]) / self._cell_m
@@ -115,6 +129,15 @@ class Mover:
             + self._slope[2 * node] * (x - self._x[node])
             + self._slope[2 * node + 1] * (z - self._z[node])
         )
+
+    def off_the_wall(self, node: int, x: float, z: float, margin_m: float) -> tuple[float, float]:
+        """(x, z) moved away from the nearest obstacle until the clearance exceeds the radius by
+        `margin_m`, where there is room for that."""
+        missing = self._radius + margin_m - self.clearance(node, x, z)
+        if missing <= 0:
+            return x, z
+        normal_x, normal_z = self._normal(node, x, z)
+        return x + normal_x * missing, z + normal_z * missing
 
     def _forward(self, pose: Pose) -> Motion:
         x, y, z = pose.position
@@ -201,7 +224,7 @@ class Mover:
             # Short pieces, each pushed back onto the line of equal clearance, follow curved walls.
             piece = min(1.0, self._cell_m / 2 / length)
             goal_x, goal_z = x + rest_x * piece, z + rest_z * piece
-            there = self._push_out(node, goal_x, goal_z)
+            there = self._push_out(node, goal_x, goal_z, self._cell_m / 2)
             if there is None:
                 node, x, z, rest_x, rest_z = self._advance(node, x, z, rest_x, rest_z)
                 continue
@@ -210,8 +233,10 @@ class Mover:
             node, x, z, rest_x, rest_z = self._advance(node, x, z, rest_x, rest_z)
         return node, x, z
 
-    def _push_out(self, node: int, x: float, z: float) -> tuple[int, float, float] | None:
-        """(x, z) moved along the gradient until walkable; None if that does not work."""
+    def _push_out(
+        self, node: int, x: float, z: float, limit_m: float
+    ) -> tuple[int, float, float] | None:
+        """Node, x, z moved along the gradient until walkable; None if more than `limit_m` off."""
         for _ in range(3):
             there = self._hop(node, x, z)
             if there < 0:
@@ -219,7 +244,7 @@ class Mover:
             missing = self._needed_m - self.clearance(there, x, z)
             if missing <= 0:
                 return there, x, z
-            if missing > self._cell_m / 2:
+            if missing > limit_m:
                 return None
             normal_x, normal_z = self._normal(there, x, z)
             x += normal_x * (missing + 1e-4)

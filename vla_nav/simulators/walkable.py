@@ -63,7 +63,9 @@ def find_walkable(
     max_climb_m: float = 0.25,
     max_slope_deg: float = 45.0,
 ) -> Walkable:
-    """The walkable area of `stage`. Raises `UserError` where there is none or the grid is too coarse."""
+    """The walkable area of `stage`.
+
+    Raises `UserError` where there is none and for a grid too coarse for the agent."""
     if not cell_m > 0 or radius_m < 0.75 * cell_m:
         raise UserError(
             f"cell_m {cell_m:g} is too coarse for an agent of radius {radius_m:g} m; "
@@ -133,7 +135,7 @@ def _link(
 
 
 def _neighbour(columns: Columns, d: int, max_climb_m: float) -> np.ndarray:
-    """(N,) int32 node of the next column in direction `d` nearest in height, -1 beyond the climb."""
+    """(N,) int32 node of the next column in direction `d`, nearest in height; -1 beyond the climb."""
     ix, iz = columns.column % columns.num_x, columns.column // columns.num_x
     jx, jz = ix + STEP_X[d], iz + STEP_Z[d]
     is_inside = (jx < columns.num_x) & (jz < columns.num_z)
@@ -232,7 +234,7 @@ def _stencil(
 
 
 def _islands(columns: Columns, links: np.ndarray, is_walkable: np.ndarray) -> np.ndarray:
-    """(N,) int32 label of each walkable node's connected area, -1 elsewhere and in dropped areas."""
+    """(N,) int32 label of each walkable node's connected area, -1 elsewhere and where dropped."""
     num_nodes = len(links)
     rows, others = [], []
     for d in (0, 1):
