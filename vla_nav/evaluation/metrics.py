@@ -5,7 +5,8 @@
     OSR    some visited position, the start included, has a geodesic distance < threshold
     SPL    SR * L / max(L, P);  L geodesic at reset, P sum of Euclidean step lengths
     nDTW   exp(-DTW(path, reference) / (|reference| * threshold)), exact DTW with 3-D Euclidean
-           costs, consecutive duplicates of the agent's path dropped   (arXiv:1907.05446)
+           costs, consecutive duplicates of the agent's path dropped (arXiv:1907.05446); the
+           reference is the ground-truth locations, else the reference path with a point per step
     SDTW   SR * nDTW
     steps  primitive actions, STOP included
 
@@ -35,7 +36,8 @@ DEFINITIONS = {
     "sr": "STOP called and NE < threshold",
     "osr": "any visited position (start included) with geodesic distance < threshold",
     "spl": "SR * L / max(L, P), L geodesic at reset, P sum of Euclidean step lengths",
-    "ndtw": "exp(-DTW / (|reference| * threshold)), exact DTW, duplicates of the path dropped",
+    "ndtw": "exp(-DTW / (|reference| * threshold)), exact DTW, duplicates of the path dropped; "
+    "reference: ground-truth locations, else the reference path with a point per step length",
     "sdtw": "SR * nDTW",
     "steps": "primitive actions, STOP included",
 }

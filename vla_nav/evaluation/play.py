@@ -8,6 +8,7 @@ sends the answers in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -122,7 +123,7 @@ def script(unit: Unit, settings: PlaySettings, *, scene: str, agent: int, notes:
     metrics = episode_metrics(
         trajectory.positions,
         distances,
-        reference_of(episode),
+        reference_of(episode, spacing_m=settings.embodiment.step_m),
         has_stopped=trajectory.has_stopped,
         num_collisions=trajectory.num_collisions,
         rule=settings.success,
@@ -131,10 +132,22 @@ def script(unit: Unit, settings: PlaySettings, *, scene: str, agent: int, notes:
     return Played(unit, record, trajectory, notes.frames)
 
 
-def reference_of(episode: Episode) -> np.ndarray:
-    """(R, 3) the path that nDTW compares with: ground-truth locations, else the reference path."""
+def reference_of(episode: Episode, *, spacing_m: float) -> np.ndarray:
+    """(R, 3) what nDTW compares with: the ground-truth locations where the episode has them, else
+    its reference path with a point every `spacing_m`, as dense as a path walked along it."""
     truth = episode.metadata.get("ground_truth")
-    return np.asarray(truth["locations"] if truth else episode.reference_path, dtype=np.float64)
+    if truth:
+        return np.asarray(truth["locations"], dtype=np.float64)
+    return resampled(episode.reference_path, spacing_m=spacing_m)
+
+
+def resampled(path: np.ndarray, *, spacing_m: float) -> np.ndarray:
+    """A polyline (P, 3) with points at most `spacing_m` apart, evenly between its ends: (R, 3)."""
+    lengths = np.linalg.norm(np.diff(path, axis=0), axis=1)
+    at = np.concatenate([[0.0], np.cumsum(lengths)])  # (P,) metres from the start
+    count = max(1, math.ceil(at[-1] / spacing_m - 1e-9)) if at[-1] > 0 else 0
+    wanted = np.linspace(0.0, at[-1], count + 1)
+    return np.stack([np.interp(wanted, at, path[:, axis]) for axis in range(3)], axis=1)
 
 
 def _record(

@@ -60,12 +60,14 @@ class Crashed(NamedTuple):
 
 @dataclass
 class Timing:
-    """Where the time went, in seconds, and how much was decided by the policy."""
+    """Where the time went, in seconds, and how much the policy decided."""
 
     wall_s: float = 0.0
     policy_s: float = 0.0
     num_calls: int = 0
     num_decisions: int = 0
+    num_episodes: int = 0
+    num_restarts: int = 0
 
 
 @dataclass
@@ -125,6 +127,7 @@ class Table:
                 self._num_outstanding -= 1
                 ended = self._handle(answer)
                 if ended is not None:
+                    self.timing.num_episodes += isinstance(ended, Played)
                     yield ended
             self.timing.wall_s = time.perf_counter() - begun
 

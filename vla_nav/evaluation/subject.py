@@ -1,0 +1,69 @@
+"""Who is evaluated: a checkpoint's policy, under the body and decision rule of its training.
+
+Turn angle, step, cameras and the decision rule are part of the data. A policy evaluated under
+others scores low and nobody understands why, so that is refused unless it is allowed explicitly,
+and then written into the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vla_nav.actions.decisions import DecisionRule
+from vla_nav.episodes.types import Embodiment
+from vla_nav.errors import UserError
+from vla_nav.evaluation.conditions import Actor, Condition
+from vla_nav.evaluation.setup import embodiment_of
+from vla_nav.evaluation.slots import Network
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The policy (None where no row needs one), body, rule, digest of the weights, and in what
+    body and rule differ from training (empty unless a mismatch is allowed)."""
+
+    network: Network | None
+    embodiment: Embodiment
+    decision: DecisionRule
+    checkpoint: str | None
+    differences: tuple[str, ...]
+
+
+def load_subject(config: Mapping[str, Any], rows: Sequence[Condition]) -> Subject:
+    """Load the policy where a row needs it; refuse another body or decision rule than its own."""
+    options = config["evaluation"]
+    configured = embodiment_of(config["simulators"])
+    decision = DecisionRule.parse(options["decision"])
+    network_rows = [row.name for row in rows if row.actor is Actor.NETWORK]
+    if not network_rows:
+        return Subject(None, configured, decision, None, ())
+    if config["checkpoint"] is None:
+        raise UserError(
+            f"checkpoint: has no value, and the rows {', '.join(network_rows)} need a policy; give "
+            "checkpoint=<policy folder>, or evaluation.rows=[random,expert]"
+        )
+    if options["embodiment"] not in ("config", "checkpoint"):
+        raise UserError(
+            f"evaluation.embodiment={options['embodiment']}: allowed: config, checkpoint"
+        )
+    import torch
+
+    from vla_nav.models.checkpoint import load_policy, require_same_conditions
+
+    device = options["device"]
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded = load_policy(config["checkpoint"], device=device)
+    body = loaded.embodiment if options["embodiment"] == "checkpoint" else configured
+    differences = require_same_conditions(
+        loaded, embodiment=body, decision=decision, is_override=options["allow_mismatch"]
+    )
+    return Subject(
+        loaded.policy(seed=config["seed"]),
+        body,
+        decision,
+        loaded.description["weights"]["xxh3_128"],
+        tuple(differences),
+    )
