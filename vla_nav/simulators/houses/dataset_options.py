@@ -86,17 +86,25 @@ def dataset_options(config: Mapping[str, Any]) -> DatasetOptions:
     for key in ("num_rooms", "num_objects"):
         if key in house:
             house[key] = tuple(house[key])
+    own_keys = {item.name for item in fields(DatasetOptions)} - {"house"}
+    for key in config:
+        if key not in own_keys:
+            raise _unknown(key, own_keys | house_keys, "houses")
     parts = {
         "house": _built(HouseOptions, house, "houses"),
         "route": _built(RouteOptions, config.pop("route", {}), "houses.route"),
         "agent": _built(AgentOptions, config.pop("agent", {}), "houses.agent"),
     }
-    return _built(DatasetOptions, {**config, **parts}, "houses")
+    return DatasetOptions(**{**config, **parts})
 
 
 def _built(kind: type, values: Mapping[str, Any], place: str) -> Any:
-    allowed = [item.name for item in fields(kind)]
+    allowed = {item.name for item in fields(kind)}
     for key in values:
         if key not in allowed:
-            raise unknown_name("key", f"{place}.{key}", [f"{place}.{name}" for name in allowed])
+            raise _unknown(key, allowed, place)
     return kind(**values)
+
+
+def _unknown(key: str, allowed: set[str], place: str) -> UserError:
+    return unknown_name("key", f"{place}.{key}", [f"{place}.{name}" for name in allowed])

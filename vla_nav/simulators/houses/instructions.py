@@ -16,7 +16,7 @@ import numpy as np
 from vla_nav.simulators.houses.description import Leg, RouteDescription
 from vla_nav.simulators.houses.placement import PlacedObject
 
-_LONG_WORDS = 34  # longer instructions are drawn again without a landmark
+_LONG_WORDS = 36  # longer instructions are drawn again without a landmark
 _LANDMARK_SHARE = 0.5  # of the phrasings that name a landmark where there is one
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth")
 _NUM_TRIES = 20
