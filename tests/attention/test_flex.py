@@ -75,8 +75,30 @@ def test_buckets_bound_lengths_and_padding():
     for n in (1, 127, 128, 129, 5000, 16_384, 1_000_003):
         padded = flex.padded_length(n)
         assert padded % flex.BLOCK_SIZE == 0
-        assert n <= padded < max(n * 1.125 + 128, 129)
+        assert n <= padded < max(n * 1.125 + 128, 8 * 128 + 1)
         assert flex.padded_length(padded) == padded
+
+
+@pytest.mark.slow
+def test_mixed_lengths_are_one_graph_after_warm_up():
+    # Guards and sizes only: the graph runs eagerly (dense), which the CPU can do, forward only.
+    from torch._dynamo.utils import counters
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled = torch.compile(flex_attention, dynamic=True, backend="eager")
+    graphs = []
+    for num_steps in (40, 90, 13, 60):
+        tree = caterpillar(num_steps, "full", "hidden", seed=num_steps)
+        packed = pack([tree], pad_to=flex.padded_length(tree.num_tokens))
+        q, k, v, _ = (x.detach().float().transpose(1, 2) for x in random_qkv(packed, heads=4))
+        block_mask = flex.plan(packed).block_mask
+        with torch.no_grad():
+            out = compiled(q, k, v, block_mask=block_mask, enable_gqa=True).transpose(1, 2)
+        reference = backend("reference")
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        assert relative(out, reference.attend(q, k, v, reference.plan(packed))) < 1e-6
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert len(set(graphs[1:])) == 1
 
 
 def test_cpu_is_refused_with_the_alternative():

@@ -35,6 +35,7 @@ from vla_nav.tree.packing import PackedTree
 
 BLOCK_SIZE = 128
 _STEPS_PER_DOUBLING = 8  # buckets between n and 2n: at most 1/8 of a pack is padding
+_LEAST = 8  # blocks of a pack and of a list: sizes 0 and 1 would be compiled for themselves
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +102,8 @@ class FlexPlan:
 
 
 def padded_length(num_tokens: int) -> int:
-    """The smallest bucket that holds `num_tokens`: a multiple of the block size, 8 per doubling."""
-    blocks = max(1, -(-num_tokens // BLOCK_SIZE))
+    """The smallest bucket that holds `num_tokens`: whole blocks, at least 8, 8 per doubling."""
+    blocks = max(_LEAST, -(-num_tokens // BLOCK_SIZE))
     return _bucket(blocks) * BLOCK_SIZE
 
 
@@ -116,7 +117,7 @@ def plan(packed: PackedTree) -> FlexPlan:
     tensors = []
     # Both directions have one width, so that the compiled kernel sees few shapes.
     for pair in ((lists.kv_partial, lists.q_partial), (lists.kv_full, lists.q_full)):
-        width = min(lists.num_blocks, _bucket(max(1, *map(longest_row, pair))))
+        width = min(lists.num_blocks, _bucket(max(_LEAST, *map(longest_row, pair))))
         for rows in pair:
             counts, indices = padded_rows(rows, width)
             tensors.append(torch.from_numpy(counts)[None, None])  # (1, 1, J)
