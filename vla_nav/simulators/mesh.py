@@ -1,13 +1,15 @@
 """The mesh simulator: any GLB, PLY or OBJ stage, rendered and walked without a GPU.
 
-stage (triangles) -> rays (Embree) -> renderer                   observe
-                                  \\-> walkable area -> mover     act, move
-                                                    \\-> visibility graph -> goal fields
+stage (triangles) -> rays (Embree) -+-> renderer                            observe
+                                    +-> walkable area -+-> mover            act, move
+                                                       +-> visibility graph
+                                                              +-> one field per goal
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,18 +21,38 @@ from vla_nav.simulators.protocol import GeodesicPath, Motion, Observation
 from vla_nav.simulators.rays import RayScene
 from vla_nav.simulators.render import Renderer, check_camera
 from vla_nav.simulators.stage import load_stage
-from vla_nav.simulators.visibility import find_visibility
+from vla_nav.simulators.visibility import VisibilityGraph, find_visibility
 from vla_nav.simulators.walkable import Walkable, find_walkable
 
 Point = tuple[float, float, float]
+
 _SNAP_M = 1.0  # a point farther from the walkable area than this is not on it
 _SNAP_ASIDE_M = 0.1  # nearer points are moved straight away from the obstacle, not to a cell
 _FIELDS_KEPT = 64
-_VIEW_MARGIN_M = 0.01
+_VIEW_MARGIN_M = 0.01  # places stand this far off the walls, so that they can see along them
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """All that is known about the loaded scene."""
+
+    path: str
+    renderer: Renderer
+    walkable: Walkable
+    mover: Mover
+    graph: VisibilityGraph
+    points: np.ndarray  # (n, 3) float64, the walkable nodes
+    can_enter: np.ndarray  # (N,) bool: a walkable node or linked with one
+    fields: dict[Point, GoalField | None] = field(default_factory=dict)
 
 
 class MeshSimulator:
-    """The `Simulator` protocol over one mesh scene (see `protocol.py` for the methods)."""
+    """The `Simulator` protocol over one mesh scene; see `protocol.py` for the methods.
+
+    cell_m: grid of the walkable area; max_climb_m: the highest step that is walked up or down;
+    max_slope_deg: the steepest floor; up_axis: the scene files' up direction, "y" or "z".
+    The cameras of `embodiment` may be exchanged at any time, its body only before `load_scene`.
+    """
 
     backend = "mesh"
 
@@ -50,16 +72,16 @@ class MeshSimulator:
         self._max_climb_m = max_climb_m
         self._max_slope_deg = max_slope_deg
         self._up_axis = up_axis
-        self._scene_path: str | None = None
+        self._scene: _Scene | None = None
         self._pose: Pose | None = None
 
     def load_scene(self, scene_path: str) -> None:
-        scene_path = str(scene_path)
-        if scene_path == self._scene_path:
+        path = str(scene_path)
+        if self._scene is not None and self._scene.path == path:
             return
-        stage = load_stage(scene_path, up_axis=self._up_axis)
+        stage = load_stage(path, up_axis=self._up_axis)
         rays = RayScene(stage.vertices, stage.faces)
-        self._walkable = find_walkable(
+        walkable = find_walkable(
             stage,
             rays,
             radius_m=self.embodiment.radius_m,
@@ -68,50 +90,53 @@ class MeshSimulator:
             max_climb_m=self._max_climb_m,
             max_slope_deg=self._max_slope_deg,
         )
-        self._renderer = Renderer(stage, rays)
-        self._mover = Mover(self._walkable, self.embodiment)
-        self._graph = find_visibility(self._walkable)
-        self._fields: dict[Point, GoalField | None] = {}
-        columns = self._walkable.columns
-        self._nodes = np.flatnonzero(self._walkable.is_walkable)
-        self._points = np.stack([columns.x_m, columns.height_m, columns.z_m], axis=1)[self._nodes]
-        # Cells whose centre is too near an obstacle may still be entered from a walkable neighbour.
-        links = self._walkable.links
-        self._is_kept = self._walkable.is_walkable.copy()
-        for d in range(4):
-            self._is_kept |= (links[:, d] >= 0) & self._walkable.is_walkable[links[:, d]]
-        self._scene_path = scene_path
+        columns, links = walkable.columns, walkable.links
+        points = np.stack([columns.x_m, columns.height_m, columns.z_m], axis=1)
+        beside_walkable = ((links >= 0) & walkable.is_walkable[links]).any(axis=1)
+        self._scene = _Scene(
+            path=path,
+            renderer=Renderer(stage, rays),
+            walkable=walkable,
+            mover=Mover(walkable, self.embodiment),
+            graph=find_visibility(walkable),
+            points=points[walkable.is_walkable],
+            can_enter=walkable.is_walkable | beside_walkable,
+        )
         self._pose = None
 
+    @property
+    def walkable(self) -> Walkable:
+        """The walkable area of the loaded scene (for maps)."""
+        return self._loaded().walkable
+
     def reset(self, pose: Pose) -> Pose:
-        self._require_scene()
         position = self.snap(pose.position)
         if position is None:
             x, y, z = pose.position
             raise UserError(
-                f"{self._scene_path}: start ({x:.3f}, {y:.3f}, {z:.3f}) has no walkable point "
+                f"{self._loaded().path}: start ({x:.3f}, {y:.3f}, {z:.3f}) has no walkable point "
                 f"within {_SNAP_M:g} m; check the scene and the agent's radius and height"
             )
         self._pose = Pose(position, pose.rotation)
         return self._pose
 
     def place(self, pose: Pose) -> None:
-        self._require_scene()
+        self._loaded()
         self._pose = pose
 
     def act(self, primitive: int) -> Motion:
-        motion = self.move(self._require_pose(), primitive)
+        motion = self.move(self._placed(), primitive)
         self._pose = motion.pose
         return motion
 
     def move(self, pose: Pose, primitive: int) -> Motion:
-        return self._mover.move(pose, primitive)
+        return self._loaded().mover.move(pose, primitive)
 
     def observe(self, *, semantic: bool = False) -> Observation:
-        pose = self._require_pose()
+        pose, renderer = self._placed(), self._loaded().renderer
         rgb, depth, labels = {}, {}, {}
         for camera in self.embodiment.cameras:
-            images = self._renderer.render(camera, pose, semantic=semantic)
+            images = renderer.render(camera, pose, semantic=semantic)
             rgb[camera.name] = images.rgb
             if images.depth is not None:
                 depth[camera.name] = images.depth
@@ -120,78 +145,81 @@ class MeshSimulator:
         return Observation(pose, rgb, depth, labels)
 
     def geodesic_distance(self, start: Point, goals: list[Point]) -> float:
-        place = self._place(start)
+        place = self._place_at(start)
         if place is None:
             return math.inf
-        fields = [field for field in map(self._field, goals) if field is not None]
-        return min((field.first_leg(place).distance_m for field in fields), default=math.inf)
+        fields = [known for known in map(self._field, goals) if known is not None]
+        return min((known.first_leg(place).distance_m for known in fields), default=math.inf)
 
     def shortest_path(self, start: Point, goal: Point) -> GeodesicPath:
-        place, field = self._place(start), self._field(goal)
-        if place is None or field is None:
+        place, known = self._place_at(start), self._field(goal)
+        if place is None or known is None:
             return GeodesicPath(math.inf, np.zeros((0, 3)))
-        leg = field.first_leg(place)
+        leg = known.first_leg(place)
         if not math.isfinite(leg.distance_m):
             return GeodesicPath(math.inf, np.zeros((0, 3)))
-        return GeodesicPath(leg.distance_m, field.path(place, leg))
+        return GeodesicPath(leg.distance_m, known.path(place, leg))
 
     def snap(self, point: Point) -> Point | None:
-        self._require_scene()
+        scene = self._loaded()
         x, y, z = point
-        found = self._mover.nearby(x, y, z, _SNAP_ASIDE_M)
-        if found is not None and self._is_kept[found[0]]:
+        found = scene.mover.nearby(x, y, z, _SNAP_ASIDE_M)
+        if found is not None and scene.can_enter[found[0]]:
             node, x, z = found
-            return x, self._mover.floor_height(node, x, z), z
-        offset = self._points - np.asarray(point)
+            return x, scene.mover.floor_height(node, x, z), z
+        offset = scene.points - np.asarray(point)
         away = np.einsum("ij,ij->i", offset, offset)
         nearest = int(away.argmin())
-        if away[nearest] > _SNAP_M**2:
+        if not away[nearest] <= _SNAP_M**2:
             return None
-        return tuple(self._points[nearest].tolist())
+        x, y, z = scene.points[nearest].tolist()
+        return x, y, z
 
     def random_point(self, rng: np.random.Generator) -> Point:
-        self._require_scene()
-        return tuple(self._points[rng.integers(len(self._points))].tolist())
-
-    @property
-    def walkable(self) -> Walkable:
-        """The walkable area of the loaded scene (for maps)."""
-        self._require_scene()
-        return self._walkable
+        scene = self._loaded()
+        x, y, z = scene.points[rng.integers(len(scene.points))].tolist()
+        aside_x, aside_z = ((rng.random(2) - 0.5) * scene.walkable.columns.cell_m).tolist()
+        found = scene.mover.nearby(x + aside_x, y, z + aside_z, 0.0)
+        if found is None:  # that corner of the cell is too near an obstacle; its centre is not
+            return x, y, z
+        node, x, z = found
+        return x, scene.mover.floor_height(node, x, z), z
 
     def close(self) -> None:
-        self._scene_path = None
+        self._scene = None
         self._pose = None
-        for name in ("_walkable", "_renderer", "_mover", "_graph", "_fields"):
-            self.__dict__.pop(name, None)
 
-    def _place(self, point: Point) -> Place | None:
-        """The walkable place at a point, a hair off the walls so that it can see along them."""
+    def _place_at(self, point: Point) -> Place | None:
+        """The walkable place at a point, a hair off the walls; None off the walkable area."""
+        scene = self._loaded()
         snapped = self.snap(point)
         if snapped is None:
             return None
         x, y, z = snapped
-        node = self._mover.node_at(x, y, z)
-        x, z = self._mover.off_the_wall(node, x, z, _VIEW_MARGIN_M)
-        node = self._mover.node_at(x, y, z)
-        return Place(np.array((x, y, z)), int(self._graph.sheets.label[node]))
+        node = scene.mover.node_at(x, y, z)
+        off_x, off_z = scene.mover.off_the_wall(node, x, z, _VIEW_MARGIN_M)
+        off_node = scene.mover.node_at(off_x, y, off_z)
+        if off_node >= 0 and scene.can_enter[off_node]:
+            node, x, z = off_node, off_x, off_z
+        return Place(np.array((x, y, z)), int(scene.graph.sheets.label[node]))
 
     def _field(self, goal: Point) -> GoalField | None:
         """The field of a goal, kept for later queries; None for a goal off the walkable area."""
-        self._require_scene()
+        scene = self._loaded()
         key = (float(goal[0]), float(goal[1]), float(goal[2]))
-        if key not in self._fields:
-            place = self._place(key)
-            if len(self._fields) >= _FIELDS_KEPT:
-                self._fields.pop(next(iter(self._fields)))
-            self._fields[key] = None if place is None else GoalField(self._graph, place)
-        return self._fields[key]
+        if key not in scene.fields:
+            place = self._place_at(key)
+            if len(scene.fields) >= _FIELDS_KEPT:
+                scene.fields.pop(next(iter(scene.fields)))
+            scene.fields[key] = None if place is None else GoalField(scene.graph, place)
+        return scene.fields[key]
 
-    def _require_scene(self) -> None:
-        if self._scene_path is None:
+    def _loaded(self) -> _Scene:
+        if self._scene is None:
             raise RuntimeError("no scene is loaded; call load_scene first")
+        return self._scene
 
-    def _require_pose(self) -> Pose:
+    def _placed(self) -> Pose:
         if self._pose is None:
             raise RuntimeError("the agent is nowhere yet; call load_scene and reset first")
         return self._pose

@@ -25,6 +25,7 @@ from vla_nav.simulators.stage import Stage
 MIN_HFOV_DEG, MAX_HFOV_DEG = 1.0, 179.0
 AMBIENT = 0.4
 _LIGHT = np.array([0.4, 0.8, 0.55]) / np.linalg.norm([0.4, 0.8, 0.55])
+_CAMERAS_KEPT = 16
 _BACKGROUND = 0  # every channel of a pixel that hits nothing
 
 
@@ -98,9 +99,7 @@ class Renderer:
 
     def render(self, camera: Camera, pose: Pose, *, semantic: bool = False) -> Images:
         """The images of `camera` carried by an agent at `pose`; depth if the camera has it."""
-        directions = self._directions.get(camera)
-        if directions is None:
-            directions = self._directions[camera] = camera_directions(camera)
+        directions = self._camera_directions(camera)
         count = len(directions)
         origins = self._origins.get(count)
         if origins is None:
@@ -122,6 +121,14 @@ class Renderer:
         if semantic:
             labels = self._semantic.take(hits.face, mode="wrap").reshape(shape)
         return Images(rgb.reshape(*shape, 3), depth, labels)
+
+    def _camera_directions(self, camera: Camera) -> np.ndarray:
+        directions = self._directions.get(camera)
+        if directions is None:
+            if len(self._directions) >= _CAMERAS_KEPT:
+                self._directions.pop(next(iter(self._directions)))
+            directions = self._directions[camera] = camera_directions(camera)
+        return directions
 
     def _interpolate_corner_colours(self, rgb: np.ndarray, hits: Hits) -> None:
         corners = self._stage.corner_rgb

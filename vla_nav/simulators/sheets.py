@@ -26,8 +26,8 @@ _APRON_CELLS = 2
 
 @dataclass(frozen=True, slots=True)
 class Sheets:
-    """label (N,) int32 sheet of each node, -1 for places that no kept area reaches; members[s] are
-    the nodes of sheet s and of its apron; portals (Q, 2) int32 are (node, sheet across the seam)."""
+    """label (N,) int32: sheet of each node, -1 for places that no kept area reaches; members[s]:
+    the nodes of sheet s and its apron; portals (Q, 2) int32: (node, sheet across the seam)."""
 
     label: np.ndarray
     members: tuple[np.ndarray, ...]

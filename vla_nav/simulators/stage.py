@@ -74,7 +74,10 @@ def load_stage(path: str | Path, *, up_axis: str = "y") -> Stage:
     parts: list[_Part] = []
     ids: list[int] = []
     names: dict[int, str] = {}
-    node_names = list(scene.graph.nodes_geometry)
+    place = {name: index for index, name in enumerate(scene.geometry)}
+    node_names = sorted(  # by place in the file; trimesh keeps nodes in a set
+        scene.graph.nodes_geometry, key=lambda node: (place[scene.graph[node][1]], node)
+    )
     for index, node in enumerate(node_names):
         transform, geometry_name = scene.graph[node]
         geometry = scene.geometry[geometry_name]

@@ -81,7 +81,7 @@ def find_visibility(walkable: Walkable) -> VisibilityGraph:
     points = np.concatenate([portal_points, *corners])
     quads = np.concatenate(wall_vertices).reshape(-1, 3)
     first = np.arange(0, len(quads), 4)[:, None]
-    faces = np.concatenate([first + [0, 1, 2], first + [0, 2, 3]])
+    faces = np.concatenate([first + np.array([0, 1, 2]), first + np.array([0, 2, 3])])
     graph = VisibilityGraph(
         sheets, points, tuple(on_sheet), sp.csr_matrix((0, 0)), RayScene(quads, faces)
     )

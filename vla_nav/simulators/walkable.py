@@ -135,7 +135,7 @@ def _link(
 
 
 def _neighbour(columns: Columns, d: int, max_climb_m: float) -> np.ndarray:
-    """(N,) int32 node of the next column in direction `d`, nearest in height; -1 beyond the climb."""
+    """(N,) int32 node of the next column in direction `d` nearest in height; -1 beyond reach."""
     ix, iz = columns.column % columns.num_x, columns.column // columns.num_x
     jx, jz = ix + STEP_X[d], iz + STEP_Z[d]
     is_inside = (jx < columns.num_x) & (jz < columns.num_z)
