@@ -63,10 +63,13 @@ def plain(node: Any) -> Any:
 
 
 def instantiate(node: DictConfig, **extra: Any) -> Any:
-    """Build the object of a `_target_` node; keys its constructor lacks are a `UserError`."""
+    """Build the object of a `_target_` node; keys its constructor lacks are a `UserError`.
+
+    extra: further keywords, handed to the constructor as they are.
+    """
     given = {key for key in node if not str(key).startswith("_")} | extra.keys()
     check_signature(str(node["_target_"]), sorted(map(str, given)), where=_place(node))
-    return hydra.utils.instantiate(node, **extra)
+    return hydra.utils.instantiate(node, _partial_=True)(**extra)
 
 
 def _place(node: DictConfig) -> str:

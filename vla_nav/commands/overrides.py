@@ -78,9 +78,9 @@ def check_overrides(command: str, overrides: Sequence[str]) -> None:
     if not overlays and not any(override.is_add() for override in parsed):
         return
     groups = [
-        f"{key}={value if value is not None else 'null'}"
+        f"{key}={value}"
         for key, value in choices.items()
-        if not str(key).startswith("hydra/") and key not in overlays
+        if value is not None and not str(key).startswith("hydra/") and key not in _OVERLAYS
     ]
     schema = compose_config(command, groups)
     _drop_hydra(composed)

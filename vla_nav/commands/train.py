@@ -1,0 +1,41 @@
+"""Train a policy on recorded episodes, or continue the run in paths.output_dir."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+
+def main(cfg: DictConfig) -> int:
+    from vla_nav.commands.compose import instantiate, plain
+    from vla_nav.models.prompt import Layout
+    from vla_nav.training.fit import Recipe, fit
+    from vla_nav.training.run_folder import describe
+
+    callbacks = {name: node for name, node in cfg.callbacks.items() if node is not None}
+    checkpoint = plain(callbacks.pop("checkpoint"))
+    recipe = Recipe(
+        data_path=cfg.data.path,
+        split=cfg.data.split,
+        model=instantiate(cfg.models),
+        encoder={key: value for key, value in plain(cfg.vision).items() if key[0] != "_"},
+        action_space=instantiate(cfg.actions),
+        layout=Layout(cfg.tree.history, cfg.tree.actions),
+        settings=instantiate(cfg.training, normalisation=cfg.losses.normalisation),
+        supervise=cfg.tree.supervise,
+        attention=cfg.attention.name,
+        seed=cfg.seed,
+        num_workers=cfg.num_workers,
+        num_threads=cfg.num_threads,
+    )
+    result = fit(
+        recipe,
+        output_dir=cfg.paths.output_dir,
+        config=plain(cfg),
+        make_trainer=lambda **keywords: instantiate(cfg.trainer, **keywords),
+        callbacks=[instantiate(node) for node in callbacks.values()],
+        loggers=[instantiate(node) for node in cfg.logger.values()],
+        checkpoint=checkpoint,
+        overwrite=cfg.overwrite,
+    )
+    print(describe(result))
+    return 0

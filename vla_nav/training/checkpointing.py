@@ -1,0 +1,126 @@
+"""Checkpoints for an exact continuation: written whole or not at all, the last good one kept.
+
+    <run>/checkpoints/last.ckpt        weights, optimiser, averages, step, elapsed time, RNG
+    <run>/checkpoints/previous.ckpt    the one before; read when last.ckpt is damaged
+    <run>/policy/                      the policy bundle (averaged weights) that evaluation reads
+
+A kill -9 at any moment leaves at least one readable checkpoint; the steps after it are repeated
+and give the same weights. When a validation falls on the same step, the checkpoint is written
+after it, so that no point of the curve is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+
+from vla_nav.errors import UserError
+from vla_nav.files import atomic_path, remove_leftovers
+
+
+class RunCheckpoint(Checkpoint):
+    """Writes `last.ckpt` every `every_steps` steps or `every_minutes` minutes, and at the end.
+
+    save_policy: called with the module after each checkpoint to write the policy bundle.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        save_policy: Callable[[Trainer, LightningModule], None],
+        *,
+        every_minutes: float | None = 1.0,
+        every_steps: int | None = None,
+    ) -> None:
+        if every_minutes is None and every_steps is None:
+            raise UserError("callbacks.checkpoint: give every_minutes or every_steps")
+        self.folder = Path(folder)
+        self.every_minutes, self.every_steps = every_minutes, every_steps
+        self._save_policy = save_policy
+        self._saved_at_s = time.monotonic()
+        self._saved_step = -1
+        self._is_due = False
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Clear away what a killed writer left."""
+        if trainer.is_global_zero and self.folder.is_dir():
+            remove_leftovers(self.folder)
+        self._saved_at_s = time.monotonic()
+        self._saved_step = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any
+    ) -> None:
+        """Write if it is time, unless a validation of this step comes first."""
+        minutes = (time.monotonic() - self._saved_at_s) / 60
+        step = trainer.global_step
+        self._is_due |= self.every_steps is not None and step % self.every_steps == 0
+        self._is_due |= self.every_minutes is not None and minutes >= self.every_minutes
+        if self._is_due and not _validates_after(trainer):
+            self._write(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the checkpoint that waited for this validation."""
+        if self._is_due and not trainer.sanity_checking:
+            self._write(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The last checkpoint of the run."""
+        self._write(trainer, pl_module)
+
+    def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._is_due = False
+        self._saved_at_s = time.monotonic()
+        if trainer.global_step == self._saved_step and last_path(self.folder).exists():
+            return
+        self._saved_step = trainer.global_step
+        self.folder.mkdir(parents=True, exist_ok=True)
+        last = last_path(self.folder)
+        with atomic_path(last) as temporary:
+            trainer.save_checkpoint(temporary, weights_only=False)
+            if trainer.is_global_zero and last.exists():
+                os.replace(last, previous_path(self.folder))
+        self._save_policy(trainer, pl_module)
+
+
+def last_path(folder: str | Path) -> Path:
+    """The newest checkpoint of a run's checkpoint folder."""
+    return Path(folder) / "last.ckpt"
+
+
+def previous_path(folder: str | Path) -> Path:
+    """The one before it."""
+    return Path(folder) / "previous.ckpt"
+
+
+def newest_readable(folder: str | Path) -> Path | None:
+    """The newest checkpoint that reads back whole, or None where there is none at all.
+
+    Raises `UserError` when files are there and none of them can be read.
+    """
+    candidates = [path for path in (last_path(folder), previous_path(folder)) if path.exists()]
+    for path in candidates:
+        try:
+            torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except (OSError, RuntimeError, ValueError, EOFError, KeyError):
+            continue
+        return path
+    if candidates:
+        raise UserError(
+            f"{candidates[0]}: damaged, and so is every older checkpoint; delete the folder "
+            "to train from the start"
+        )
+    return None
+
+
+def _validates_after(trainer: Trainer) -> bool:
+    every = trainer.val_check_batch
+    has_validation = trainer.enable_validation and isinstance(every, int)
+    return has_validation and trainer.global_step % every == 0

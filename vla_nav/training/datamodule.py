@@ -1,0 +1,219 @@
+"""The data of a run: recorded splits, their frame caches, held-out episodes, and the loaders.
+
+training   step s -> StepDataset[s], from the trainer's own step number on: the position in the
+           data needs no state of its own, whatever the number of workers
+validation another recorded split, or scenes of the training split that no step ever takes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader
+
+from vla_nav.actions.decisions import DecisionRule
+from vla_nav.attention.registry import backend
+from vla_nav.episodes.lerobot_reader import LeRobotDataset
+from vla_nav.errors import UserError
+from vla_nav.models.prompt import PromptBuilder
+from vla_nav.seeding import generator
+from vla_nav.training.batch import Batch
+from vla_nav.training.dataset import PackDataset, RecordedTrees, StepDataset, StepSampler
+from vla_nav.training.packing import PackOrder, require_fitting
+from vla_nav.training.settings import TrainingSettings
+from vla_nav.vision.cache import FeatureCache, cache_folder
+from vla_nav.vision.encoder import TimmEncoder
+from vla_nav.vision.pixels import PixelResizer
+
+
+def open_recorded(data_path: str | Path, split: str) -> LeRobotDataset:
+    """The recorded split of a data set."""
+    return LeRobotDataset(Path(data_path) / "recorded" / split)
+
+
+def open_frames(data_path: str | Path, split: str, encoder: TimmEncoder) -> FeatureCache:
+    """What the encoder reads in training: its own features when it is frozen, else pixels."""
+    if encoder.is_frozen:
+        fingerprint = encoder.fingerprint()
+    else:
+        fingerprint = PixelResizer(encoder.image_size).fingerprint()
+    folder = cache_folder(data_path, fingerprint, split)
+    if not folder.is_dir() and not encoder.is_frozen:
+        height, width = encoder.image_size
+        size = height if height == width else f"[{height},{width}]"
+        raise UserError(
+            f"{folder}: no pixel cache for an encoder that trains in the step; run `vla-nav encode "
+            f"data.path={data_path} data.split={split} vision=pixels vision.image_size={size}`"
+        )
+    return FeatureCache.open(folder, fingerprint)
+
+
+def require_conventions(episodes: LeRobotDataset, builder: PromptBuilder) -> None:
+    """Raise `UserError` unless the data's decision rule, turn and step are the action space's."""
+    space, stated = builder.action_space, episodes.conventions
+    recorded, wanted = str(DecisionRule.parse(stated.decision)), str(space.decision)
+    if recorded != wanted:
+        raise UserError(
+            f"{episodes.root}: recorded with decision {recorded}, actions={space.name} teaches "
+            f"{wanted}; set actions.decision, or record with decision {wanted}"
+        )
+    body = stated.embodiment
+    for key, value in (("turn_deg", body.turn_deg), ("step_m", body.step_m)):
+        own = getattr(space, key, value)
+        if abs(own - value) > 1e-6:
+            raise UserError(
+                f"{episodes.root}: recorded with {key}={value}, asked for is actions.{key}={own}; "
+                f"set actions.{key}={value}"
+            )
+
+
+def held_out(scenes: Sequence[str], share: float, seed: int) -> np.ndarray:
+    """(E,) bool: episodes of the scenes that are held out. At least one scene where share > 0."""
+    if share == 0:
+        return np.zeros(len(scenes), dtype=bool)
+    names = sorted(set(scenes))
+    num = max(1, round(share * len(names)))
+    if num >= len(names):
+        raise UserError(
+            f"training.validation.holdout_share={share}: {num} of {len(names)} scenes would be "
+            "held out and none is left to train on; give validation.split or a smaller share"
+        )
+    chosen = {names[k] for k in generator(seed, "held out").permutation(len(names))[:num].tolist()}
+    return np.array([scene in chosen for scene in scenes])
+
+
+class RecordedData(LightningDataModule):
+    """Loaders over recorded splits. Everything is opened and checked by the constructor."""
+
+    def __init__(
+        self,
+        data_path: str | Path,
+        split: str,
+        *,
+        builder: PromptBuilder,
+        encoder: TimmEncoder,
+        attention: str,
+        settings: TrainingSettings,
+        supervise: str = "own",
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        self._settings, self._seed, self._num_workers = settings, seed, num_workers
+        self._backend = backend(attention)
+        self._supervise = supervise
+        self._open = lambda name: self._trees(data_path, name, builder, encoder)
+        self._train = self._open(split)
+        self.fingerprint = self._train.episodes.fingerprint()
+        self._lengths = self._train.lengths()
+        require_fitting(self._lengths, settings.pack_tokens, self._train.names())
+        self._split_off_validation(split)
+        self.num_steps: int | None = None
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes trained on."""
+        return len(self._train_indices)
+
+    @property
+    def num_validation(self) -> int:
+        """Episodes validated on."""
+        return len(self._val_indices)
+
+    def steps_of_epochs(self, num_epochs: float, num_ranks: int) -> int:
+        """Optimiser steps of a number of epochs."""
+        return self._order(0, num_ranks).steps_of_epochs(int(num_epochs))
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Batches from the trainer's current step on."""
+        trainer = self.trainer
+        assert trainer is not None
+        dataset = StepDataset(
+            self._train,
+            self._train_indices,
+            self._order(trainer.global_rank, trainer.world_size),
+            self._backend.plan,
+            self._backend.padded_length,
+        )
+        return self._loader(dataset, sampler=StepSampler(trainer.global_step, self.num_steps))
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        """The validation episodes in their own order."""
+        trainer = self.trainer
+        assert trainer is not None
+        dataset = PackDataset(
+            self._val,
+            self._val_indices,
+            self._val_lengths,
+            pack_tokens=self._settings.pack_tokens,
+            plan=self._backend.plan,
+            padded_length=self._backend.padded_length,
+            rank=trainer.global_rank,
+            num_ranks=trainer.world_size,
+        )
+        return self._loader(dataset, is_validation=True)
+
+    def _loader(
+        self, dataset: Any, *, sampler: Any = None, is_validation: bool = False
+    ) -> DataLoader[Batch]:
+        num_workers = min(self._num_workers, 1) if is_validation else self._num_workers
+        return DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=sampler,
+            num_workers=num_workers,
+            collate_fn=_unchanged,
+            persistent_workers=num_workers > 0,
+            prefetch_factor=4 if num_workers else None,
+            pin_memory=self.trainer is not None
+            and self.trainer.strategy.root_device.type == "cuda",
+        )
+
+    def _order(self, rank: int, num_ranks: int) -> PackOrder:
+        return PackOrder(
+            self._lengths[self._train_indices],
+            pack_tokens=self._settings.pack_tokens,
+            accumulate=self._settings.accumulate,
+            seed=self._seed,
+            rank=rank,
+            num_ranks=num_ranks,
+        )
+
+    def _trees(
+        self, data_path: str | Path, split: str, builder: PromptBuilder, encoder: TimmEncoder
+    ) -> RecordedTrees:
+        episodes = open_recorded(data_path, split)
+        require_conventions(episodes, builder)
+        frames = open_frames(data_path, split, encoder)
+        return RecordedTrees(episodes, builder, frames, supervise=self._supervise)
+
+    def _split_off_validation(self, split: str) -> None:
+        validation = self._settings.validation
+        if validation.split is not None and validation.split != split:
+            self._val = self._open(validation.split)
+            self._val_lengths = self._val.lengths()
+            self._train_indices = np.arange(len(self._train))
+            candidates = np.arange(len(self._val))
+        elif validation.split == split:
+            raise UserError(
+                f"training.validation.split={split} is the training split; choose another one, or "
+                "null with a holdout_share"
+            )
+        else:
+            scenes = [episode.scene_id for episode in self._train.episodes]
+            is_held_out = held_out(scenes, validation.holdout_share, self._seed)
+            self._val, self._val_lengths = self._train, self._lengths
+            self._train_indices = np.flatnonzero(~is_held_out)
+            candidates = np.flatnonzero(is_held_out)
+        wanted = validation.max_episodes
+        if wanted is not None and len(candidates) > wanted:
+            candidates = candidates[np.linspace(0, len(candidates) - 1, wanted).astype(int)]
+        self._val_indices = candidates.tolist()
+
+
+def _unchanged(batch: Batch) -> Batch:
+    return batch

@@ -1,0 +1,224 @@
+"""One training run from its parts: assemble, fit or continue, validate, leave the policy.
+
+    episodes + prompt + tree layout -> packs -> VLA -> loss -> AdamW
+    <run>/policy   the bundle for evaluation      <run>/checkpoints   for the next start
+
+The same call continues a run that was killed and returns the result of one that is finished.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger
+
+from vla_nav.actions.types import ActionSpace, Stop
+from vla_nav.attention.registry import backend
+from vla_nav.models.assembly import Assembled, ModelConfig, assemble
+from vla_nav.models.checkpoint import save_policy
+from vla_nav.models.prompt import Layout
+from vla_nav.training.checkpointing import RunCheckpoint, newest_readable
+from vla_nav.training.curve import CurveLogger, write_csv
+from vla_nav.training.datamodule import RecordedData, open_recorded
+from vla_nav.training.ema import WeightAverage
+from vla_nav.training.module import TrainingModule
+from vla_nav.training.run_folder import RunFolder
+from vla_nav.training.schedule import Progress
+from vla_nav.training.settings import TrainingSettings
+from vla_nav.vision.encoder import TimmEncoder
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained, and on what.
+
+    encoder: keywords of `TimmEncoder`. attention: a backend's name. supervise: own | all.
+    num_threads: of torch in this process, None for torch's choice.
+    """
+
+    data_path: str
+    split: str
+    model: ModelConfig
+    encoder: Mapping[str, Any]
+    action_space: ActionSpace
+    layout: Layout
+    settings: TrainingSettings
+    supervise: str = "own"
+    attention: str = "sdpa"
+    seed: int = 0
+    num_workers: int = 0
+    num_threads: int | None = None
+
+
+def fit(
+    recipe: Recipe,
+    *,
+    output_dir: str | Path,
+    config: Mapping[str, Any],
+    make_trainer: Callable[..., Trainer],
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
+    checkpoint: Mapping[str, Any],
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Train `recipe` in the folder `output_dir`; return the result (also in result.json).
+
+    config: the plain configuration, stored with the run and compared on a second start.
+    make_trainer: called with the trainer's remaining keywords. checkpoint: keywords of
+    `RunCheckpoint`. Raises `UserError` for anything in data, configuration or folder that does
+    not fit.
+    """
+    _quiet()
+    if recipe.num_threads is not None:
+        torch.set_num_threads(recipe.num_threads)
+    _seed_everything(recipe.seed)
+    episodes = open_recorded(recipe.data_path, recipe.split)
+    encoder = TimmEncoder(**recipe.encoder)
+    assembled = assemble(
+        recipe.model,
+        action_space=recipe.action_space,
+        embodiment=episodes.embodiment,
+        layout=recipe.layout,
+        encoder=encoder,
+        attention=recipe.attention,
+    )
+    settings = recipe.settings
+    data = RecordedData(
+        recipe.data_path,
+        recipe.split,
+        builder=assembled.prompt,
+        encoder=encoder,
+        attention=recipe.attention,
+        settings=settings,
+        supervise=recipe.supervise,
+        seed=recipe.seed,
+        num_workers=recipe.num_workers,
+    )
+    folder = RunFolder(output_dir, config, data=data.fingerprint, overwrite=overwrite)
+    result = folder.result()
+    if result is not None:
+        return result
+
+    resume = newest_readable(folder.checkpoints)
+    done_steps, done_s = _position(resume)
+    budget = settings.budget
+    ema = next((item for item in callbacks if isinstance(item, WeightAverage)), None)
+    save = _PolicySaver(recipe, assembled, folder.policy, data.fingerprint, ema)
+    trainer = make_trainer(
+        callbacks=[*callbacks, RunCheckpoint(folder.checkpoints, save, **checkpoint)],
+        logger=[*loggers, CurveLogger(folder.curve, resumed_step=done_steps)],
+        max_epochs=-1,
+        val_check_interval=settings.validation.every_steps,
+        check_val_every_n_epoch=None,
+        limit_val_batches=1.0 if data.num_validation else 0,
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        default_root_dir=str(folder.path),
+    )
+    backend(recipe.attention, device=trainer.strategy.root_device.type)
+    if budget.max_minutes is None:
+        total = budget.max_steps or data.steps_of_epochs(budget.max_epochs or 1, trainer.world_size)
+        is_finished = done_steps >= total
+    else:
+        total = None
+        is_finished = done_s >= 60 * budget.max_minutes
+    progress = Progress(budget, total_steps=total)
+    module = TrainingModule(
+        assembled.model,
+        settings,
+        progress,
+        stop_id=recipe.action_space.encode(Stop())[0],
+    )
+    data.num_steps = total
+    trainer.fit_loop.epoch_loop.max_steps = done_steps if is_finished else (total or -1)
+    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+    steps = max(trainer.global_step, done_steps)
+    if data.num_validation and (module.validated is None or module.validated[0] != steps):
+        trainer.validate(module, datamodule=data, verbose=False)
+    validation = {} if module.validated is None else module.validated[1]
+    result = {
+        "steps": steps,
+        "episodes_seen": module.num_episodes,
+        "episodes": data.num_episodes,
+        "minutes": round(progress.stopwatch.elapsed_s / 60, 3),
+        "parameters": sum(parameter.numel() for parameter in assembled.model.parameters()),
+        "data": data.fingerprint,
+        "policy": str(folder.policy),
+        "validation": {
+            name: value if math.isfinite(value) else None for name, value in validation.items()
+        },
+    }
+    if trainer.is_global_zero:
+        write_csv(folder.curve, folder.path / "curve.csv")
+        folder.finish(result)
+    return result
+
+
+@dataclass(frozen=True)
+class _PolicySaver:
+    """Writes the policy bundle with averaged weights where there are any."""
+
+    recipe: Recipe
+    assembled: Assembled
+    folder: Path
+    fingerprint: str
+    ema: WeightAverage | None
+
+    def __call__(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        save_policy(
+            self.folder,
+            self.assembled,
+            self.recipe.model,
+            encoder=self.recipe.encoder,
+            data={
+                "path": self.recipe.data_path,
+                "split": self.recipe.split,
+                "fingerprint": self.fingerprint,
+                "steps": trainer.global_step,
+            },
+            weights=None if self.ema is None else self.ema.average,
+        )
+
+
+def _position(checkpoint: Path | None) -> tuple[int, float]:
+    """Steps and seconds that a checkpoint has behind it."""
+    if checkpoint is None:
+        return 0, 0.0
+    stored = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    return int(stored["global_step"]), float(stored["run"]["elapsed_s"])
+
+
+def _seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _quiet() -> None:
+    """Lightning's advice about loaders and hardware says nothing about these runs."""
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="lightning")
+    for message in (
+        ".*LeafSpec.*",
+        ".*does not have many workers.*",
+        ".*is not resumable.*",
+        ".*eval mode.*",
+    ):
+        warnings.filterwarnings("ignore", message=message)

@@ -1,0 +1,202 @@
+"""The training loop in Lightning's terms: steps, optimiser and logging, no maths of its own.
+
+    optimiser step
+      for every pack of the step:  logits at the predictors -> weighted cross-entropy over the
+                                   denominator of the whole step (all packs, all ranks) -> backward
+      clip the gradient norm -> learning rate of this progress -> AdamW
+
+Optimisation is manual because a loss is normalised over the whole step: a mean per pack would
+weigh packs with few trees too much. Losses and accuracies are logged at steps that are multiples
+of `log_every_steps` only, so that no other step waits for a number.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from vla_nav.losses.cross_entropy import (
+    Loss,
+    loss_denominator,
+    total_denominator,
+    weighted_cross_entropy,
+)
+from vla_nav.models.vla import VLA
+from vla_nav.training.accuracy import Counts, count
+from vla_nav.training.batch import Batch, Pack
+from vla_nav.training.optimiser import build_optimiser
+from vla_nav.training.schedule import Progress, learning_rate_factor
+from vla_nav.training.settings import TrainingSettings
+
+
+class TrainingModule(LightningModule):
+    """Trains a `VLA` on batches of packs.
+
+    stop_id: the token that alone is the STOP action.
+    """
+
+    def __init__(
+        self, model: VLA, settings: TrainingSettings, progress: Progress, *, stop_id: int
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.model = model
+        self.settings = settings
+        self.progress = progress
+        self._stop_id = stop_id
+        self._counts = Counts()
+        self._loss_sum, self._loss_weight = 0.0, 0.0
+        self._num_episodes = 0
+        self._since = (0.0, 0)
+        self.last_loss, self.episodes_per_s = math.nan, 0.0
+        self.validated: tuple[int, dict[str, float]] | None = None  # step and values of the last
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW over the parts of the model."""
+        return build_optimiser(self.model, self.settings.optimiser)
+
+    def on_train_start(self) -> None:
+        """The clock runs from here, on top of what earlier starts took."""
+        self.progress.stopwatch.restart(self.progress.stopwatch.earlier_s)
+        self._since = (time.monotonic(), self._num_episodes)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        """One optimiser step over all packs of the batch."""
+        assert batch.step == self.global_step, (batch.step, self.global_step)
+        optimiser = self.optimizers()
+        denominator = self._denominator(batch)
+        total = torch.zeros((), device=self.device)
+        for index, pack in enumerate(batch.packs):
+            with self._gradient_sync(is_last=index == len(batch.packs) - 1):
+                loss = self._loss(pack, denominator).value
+                # DDP averages gradients over ranks; the denominator already counts all of them.
+                self.manual_backward(loss * self.trainer.world_size)
+            total += loss.detach()
+        norm = torch.nn.utils.clip_grad_norm_(
+            self._trained(), self.settings.optimiser.clip_norm or math.inf, foreach=True
+        )
+        share = self.share_done(self.global_step)
+        self._set_rates(optimiser, share)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        self._num_episodes += batch.num_episodes * self.trainer.world_size
+        if self.global_step % self.settings.log_every_steps == 0:
+            self._log_step(batch, total, norm, optimiser)
+        if share >= 1.0:
+            self.trainer.should_stop = True
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Sum the loss and the counts of right tokens, actions and stops."""
+        for pack in batch.packs:
+            logits = self.model(pack.packed, pack.frames, pack.plan)  # (M, V)
+            loss = weighted_cross_entropy(
+                logits, pack.packed, normalisation=self.settings.normalisation
+            )
+            self._counts += count(
+                self.model.head_tokens(logits.argmax(-1)),
+                pack.packed.target_ids,
+                predictor_index=pack.packed.predictor_index,
+                target_index=pack.packed.target_index,
+                stop_id=self._stop_id,
+            )
+            self._loss_sum += float(loss.numerator)
+            self._loss_weight += float(loss.denominator)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the curves of this validation, over all ranks."""
+        sums = torch.tensor([self._loss_sum, self._loss_weight, *self._counts], device=self.device)
+        if self.trainer.world_size > 1:
+            sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
+        loss_sum, loss_weight, *counts = sums.tolist()
+        values = {"loss": loss_sum / max(loss_weight, 1e-9), **Counts(*counts).rates()}
+        for name, value in values.items():
+            self.log(f"val/{name}", value)
+        self.validated = (self.global_step, values)
+        self._counts, self._loss_sum, self._loss_weight = Counts(), 0.0, 0.0
+
+    def share_done(self, step: int) -> float:
+        """Progress in [0, 1] at the end of step `step` (from 0), the same on every rank."""
+        share = self.progress.at(step)
+        if self.trainer.world_size > 1 and self.progress.total_steps is None:
+            share = self.trainer.strategy.broadcast(share)
+        return share
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes trained on so far, over all ranks and restarts, repeats counted."""
+        return self._num_episodes
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Beside Lightning's state: elapsed time, episodes seen, random state."""
+        checkpoint["run"] = {
+            "elapsed_s": self.progress.stopwatch.elapsed_s,
+            "num_episodes": self._num_episodes,
+            "torch_rng": torch.get_rng_state(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up the clock, the count and the random state."""
+        run = checkpoint["run"]
+        self.progress.stopwatch.earlier_s = run["elapsed_s"]
+        self._num_episodes = run["num_episodes"]
+        torch.set_rng_state(run["torch_rng"].cpu())
+
+    def _loss(self, pack: Pack, denominator: Tensor) -> Loss:
+        return weighted_cross_entropy(
+            self.model(pack.packed, pack.frames, pack.plan),
+            pack.packed,
+            normalisation=self.settings.normalisation,
+            denominator=denominator,
+        )
+
+    def _denominator(self, batch: Batch) -> Tensor:
+        """The loss denominator of the whole step: all packs of all ranks."""
+        normalisation = self.settings.normalisation
+        parts = torch.stack([loss_denominator(pack.packed, normalisation) for pack in batch.packs])
+        if self.trainer.world_size > 1:
+            parts = self.all_gather(parts).flatten()
+        return total_denominator(parts, normalisation)
+
+    def _gradient_sync(self, *, is_last: bool) -> AbstractContextManager[Any]:
+        """Gradients are exchanged between ranks in the last backward of a step only."""
+        wrapped = self.trainer.strategy.model
+        if is_last or not isinstance(wrapped, torch.nn.parallel.DistributedDataParallel):
+            return nullcontext()
+        return wrapped.no_sync()
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def _set_rates(self, optimiser: Any, share: float) -> None:
+        factor = learning_rate_factor(
+            share,
+            warmup_share=self.settings.warmup_share,
+            final_share=self.settings.final_share,
+        )
+        for group in optimiser.param_groups:
+            group["lr"] = group["base_lr"] * factor
+
+    def _log_step(self, batch: Batch, total: Tensor, norm: Tensor, optimiser: Any) -> None:
+        now, (then, before) = time.monotonic(), self._since
+        self._since = (now, self._num_episodes)
+        self.episodes_per_s = (self._num_episodes - before) / max(now - then, 1e-9)
+        if self.trainer.world_size > 1:
+            total = self.trainer.strategy.reduce(total, reduce_op="sum")
+        self.last_loss = float(total)
+        values = {
+            "loss": self.last_loss,
+            "gradient_norm": float(norm),
+            "learning_rate": optimiser.param_groups[0]["lr"],
+            "epoch": float(batch.epoch),
+            "episodes": float(self._num_episodes),
+            "tokens": float(batch.num_tokens),
+            "episodes_per_s": self.episodes_per_s,
+        }
+        for logger in self.loggers:
+            logger.log_metrics(values, self.global_step)

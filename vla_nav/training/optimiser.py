@@ -1,0 +1,77 @@
+"""AdamW with a learning rate per part of the model: vision, projector, backbone and the rest.
+
+    part        parameters whose name starts with      weight decay
+    vision      encoder.                                matrices only (ndim >= 2); norms,
+    projector   projector.                              biases and token tables have none
+    backbone    backbone.
+    heads       everything else
+
+A rate of 0 freezes a part (its parameters take no gradient at all).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from vla_nav.errors import UserError, unknown_name
+
+PARTS = {"vision": "encoder.", "projector": "projector.", "backbone": "backbone.", "heads": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class OptimiserSettings:
+    """AdamW's values. `learning_rates` overrides `learning_rate` for some of `PARTS`."""
+
+    learning_rate: float = 1e-3
+    learning_rates: Mapping[str, float | None] = field(default_factory=dict)
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.98)
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for part in self.learning_rates:
+            if part not in PARTS:
+                raise unknown_name("part in training.optimiser.learning_rates", part, PARTS)
+        for name in ("learning_rate", "weight_decay", "clip_norm"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+                raise UserError(f"training.optimiser.{name}={value!r}; a number >= 0 is needed")
+
+
+def build_optimiser(model: nn.Module, settings: OptimiserSettings) -> torch.optim.AdamW:
+    """One parameter group per part and decay; each group keeps its rate as `base_lr`."""
+    rates = {
+        part: settings.learning_rate
+        if (rate := settings.learning_rates.get(part)) is None
+        else rate
+        for part in PARTS
+    }
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        part = next(part for part, prefix in PARTS.items() if name.startswith(prefix))
+        if rates[part] == 0:
+            parameter.requires_grad_(False)
+        if parameter.requires_grad:
+            is_decayed = parameter.ndim >= 2 and id(parameter) not in tables
+            groups.setdefault((part, is_decayed), []).append(parameter)
+    if not groups:
+        raise UserError("training.optimiser.learning_rates: every part has rate 0; nothing trains")
+    return torch.optim.AdamW(
+        [
+            {
+                "params": parameters,
+                "lr": rates[part],
+                "base_lr": rates[part],
+                "weight_decay": settings.weight_decay if is_decayed else 0.0,
+                "name": f"{part}/{'decay' if is_decayed else 'no_decay'}",
+            }
+            for (part, is_decayed), parameters in groups.items()
+        ],
+        betas=tuple(settings.betas),
+        fused=True,
+    )

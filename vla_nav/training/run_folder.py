@@ -1,0 +1,125 @@
+"""The folder of a run: what it was started with, whether it may be continued, whether it is done.
+
+    <paths.output_dir>/
+      run.json             configuration and data fingerprint that the weights come from
+      checkpoints/         last.ckpt, previous.ckpt
+      policy/              the policy bundle
+      curve.jsonl, .csv    logged values
+      result.json          written at the end: a second start finds the run finished
+
+The same command continues a run. A run is never overwritten without being told: a command whose
+configuration or data differ is refused and the first difference is named.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vla_nav.errors import UserError
+from vla_nav.files import read_json, write_json
+
+# What may differ between the starts of one run: it does not change the weights.
+_FREE = (
+    "num_workers",
+    "paths",
+    "logger",
+    "overwrite",
+    "callbacks.progress",
+    "callbacks.checkpoint",
+)
+_OWNED = ("run.json", "result.json", "curve.jsonl", "curve.csv", "checkpoints", "policy")
+
+
+class RunFolder:
+    """Opens the folder of a run, or begins it. Raises `UserError` for another run's folder."""
+
+    def __init__(
+        self, path: str | Path, config: Mapping[str, Any], *, data: str, overwrite: bool = False
+    ) -> None:
+        self.path = Path(path)
+        self._record = {"config": dict(config), "data": data}
+        if overwrite:
+            self._clear()
+        if (self.path / "run.json").exists():
+            self._require_same(read_json(self.path / "run.json"))
+        elif any((self.path / name).exists() for name in _OWNED):
+            raise UserError(
+                f"{self.path}: holds a run without run.json; choose another paths.output_dir, or "
+                "overwrite=true"
+            )
+        else:
+            write_json(self.path / "run.json", self._record)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the training checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def policy(self) -> Path:
+        """The policy bundle."""
+        return self.path / "policy"
+
+    @property
+    def curve(self) -> Path:
+        """The logged values."""
+        return self.path / "curve.jsonl"
+
+    def result(self) -> dict[str, Any] | None:
+        """What a finished run reported, or None."""
+        path = self.path / "result.json"
+        return read_json(path) if path.exists() else None
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Mark the run as finished."""
+        write_json(self.path / "result.json", dict(result))
+
+    def _require_same(self, record: Mapping[str, Any]) -> None:
+        if record["data"] != self._record["data"]:
+            raise UserError(
+                f"{self.path / 'run.json'}: this run was started on data {record['data']}, now "
+                f"it is {self._record['data']}; choose another paths.output_dir, or overwrite=true"
+            )
+        before, now = dict(_flat(record["config"])), dict(_flat(self._record["config"]))
+        for key in sorted(before.keys() | now.keys()):
+            if before.get(key) != now.get(key) and not _is_free(key):
+                raise UserError(
+                    f"{self.path / 'run.json'}: this run was started with {key}={before.get(key)}, "
+                    f"asked for is {now.get(key)}; choose another paths.output_dir, or "
+                    "overwrite=true"
+                )
+
+    def _clear(self) -> None:
+        for name in _OWNED:
+            path = self.path / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _is_free(key: str) -> bool:
+    return any(key == free or key.startswith(f"{free}.") for free in _FREE)
+
+
+def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from _flat(value, f"{prefix}{key}.")
+    else:
+        yield prefix.rstrip("."), list(node) if isinstance(node, tuple) else node
+
+
+def describe(result: Mapping[str, Any]) -> str:
+    """One line for people about a finished run."""
+    rates = ", ".join(
+        f"{name.replace('_', ' ')} {'-' if value is None else format(value, '.3f')}"
+        for name, value in result["validation"].items()
+    )
+    return (
+        f"{result['policy']}: {result['steps']} steps, {result['episodes_seen']} episodes in "
+        f"{result['minutes']:.1f} min{'; validation ' + rates if rates else ''}"
+    )

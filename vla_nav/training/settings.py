@@ -1,0 +1,66 @@
+"""The values of a training run, checked when they are read: `conf/training/*.yaml` is this class.
+
+Every fault is a `UserError` that names the key, the value got and the values allowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vla_nav.errors import UserError, unknown_name
+from vla_nav.training.optimiser import OptimiserSettings
+from vla_nav.training.schedule import Budget
+
+_NORMALISATIONS = ("path_mean", "token_mean", "step_sum")
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationSettings:
+    """Offline validation: teacher-forced loss and accuracies, every `every_steps` steps.
+
+    split: a recorded split of the same data set, or None to hold out scenes of the training split.
+    holdout_share: share of the training scenes held out when `split` is None (0: no validation).
+    max_episodes: at most so many episodes, evenly spread; None for all.
+    """
+
+    split: str | None = None
+    holdout_share: float = 0.0
+    every_steps: int = 500
+    max_episodes: int | None = 256
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.holdout_share < 1.0:
+            raise UserError(
+                f"training.validation.holdout_share={self.holdout_share}; allowed: 0 <= share < 1"
+            )
+        if self.every_steps < 1:
+            raise UserError(f"training.validation.every_steps={self.every_steps}; 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """A run: its budget, packs, optimiser, schedule, loss normalisation and validation.
+
+    pack_tokens: token budget of one pack (several whole trees). accumulate: packs per optimiser
+    step and rank. warmup_share and final_share: see `vla_nav.training.schedule`.
+    """
+
+    pack_tokens: int = 8192
+    accumulate: int = 1
+    budget: Budget = field(default_factory=lambda: Budget(max_steps=1000))
+    warmup_share: float = 0.03
+    final_share: float = 0.02
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    normalisation: str = "path_mean"
+    validation: ValidationSettings = field(default_factory=ValidationSettings)
+    log_every_steps: int = 20
+
+    def __post_init__(self) -> None:
+        for name in ("pack_tokens", "accumulate", "log_every_steps"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UserError(f"training.{name}={value!r}; an integer of 1 or more is needed")
+        if self.normalisation not in _NORMALISATIONS:
+            raise unknown_name("losses.normalisation", self.normalisation, _NORMALISATIONS)
+        if not 0.0 <= self.warmup_share < 1.0:
+            raise UserError(f"training.warmup_share={self.warmup_share}; allowed: 0 <= share < 1")
