@@ -1,1 +1,16 @@
+"""Proof that packed training equals per-path training, on any model and data."""
 
+from vla_nav.verification.equivalence import Bounds, check_equivalence
+from vla_nav.verification.leakage import check_leakage
+from vla_nav.verification.oracle import Sample
+from vla_nav.verification.report import Finding, as_values, render
+
+__all__ = [
+    "Bounds",
+    "Finding",
+    "Sample",
+    "as_values",
+    "check_equivalence",
+    "check_leakage",
+    "render",
+]

@@ -1,0 +1,156 @@
+"""Packed tree against flat paths: logits, loss, every gradient, one optimiser step, weight sums.
+
+    flat     oracle.py: every path by itself, plain causal attention
+    packed   pack(trees) -> one forward -> logits at predictors -> weighted loss
+    both start from the same weights (two copies of one model) and are compared by norm
+
+A forward is a callable, so that any model can be checked; `models.py` has those of the VLA.
+
+Axis legend: T packed tokens, M targets, V logits.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vla_nav.losses.cross_entropy import Normalisation, weighted_cross_entropy
+from vla_nav.tree.flatten import path_supervision, path_token_index
+from vla_nav.tree.packing import PackedTree, pack
+from vla_nav.tree.prefix_tree import PrefixTree
+from vla_nav.verification.oracle import FlatForward, Sample, flat_run, num_supervised
+from vla_nav.verification.report import Finding, compare, worst
+
+# (model, packed, frames of all trees) -> logits (M, V) at the pack's predictors.
+PackedForward = Callable[[nn.Module, PackedTree, Tensor], Tensor]
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Largest relative differences by norm.
+
+    The defaults are for float64 and unmodified transformers backbones: their norms round to
+    float32 (6e-8), and sums in another order flip some of these roundings, which leaves about
+    1e-7 in logits and gradients. One AdamW step divides by the gradient's own size, which turns
+    such noise at near-zero gradients into parts of the learning rate; parameters are far larger.
+    """
+
+    logits: float = 1e-6
+    loss: float = 1e-7
+    gradients: float = 1e-6
+    parameters: float = 1e-6
+
+
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimiser of the step check."""
+    return torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01)
+
+
+def trees_of(samples: Sequence[Sample]) -> list[PrefixTree]:
+    """One prefix tree per sample, over the sample's own frame table."""
+    return [
+        PrefixTree.from_paths(sample.paths, num_frames=len(sample.frames)) for sample in samples
+    ]
+
+
+def check_equivalence(
+    model: nn.Module,
+    samples: Sequence[Sample],
+    *,
+    packed_forward: PackedForward,
+    flat_forward: FlatForward,
+    flat_model: nn.Module | None = None,
+    normalisation: Normalisation = "path_mean",
+    first_id: int = 0,
+    bounds: Bounds | None = None,
+    make_optimizer: MakeOptimizer = adamw,
+    trees: Sequence[PrefixTree] | None = None,
+) -> list[Finding]:
+    """Compare one training step of both sides. The given model is left as it was.
+
+    flat_model: the same weights under other attention (default: a copy of `model`). trees: what
+    the packed side computes (default: the samples' own; tests put mistakes in here).
+    """
+    bounds = bounds or Bounds()
+    packed_model = copy.deepcopy(model)
+    flat_model = copy.deepcopy(model) if flat_model is None else flat_model
+    trees = trees_of(samples) if trees is None else trees
+    packed = pack(trees)
+    frames = torch.cat([sample.frames for sample in samples])
+
+    logits = packed_forward(packed_model, packed, frames)  # (M, V)
+    loss = weighted_cross_entropy(logits, packed, normalisation=normalisation, first_id=first_id)
+    torch.autograd.backward(loss.value)
+    flat = flat_run(
+        flat_model, samples, flat_forward, normalisation=normalisation, first_id=first_id
+    )
+    torch.autograd.backward(flat.loss)
+
+    found, expected = _matched_logits(trees, packed, logits.detach(), flat.logits)
+    weight_sum = float(packed.loss_weights.double().sum())
+    taught = num_supervised(samples)
+    findings = [
+        compare("logits at every target", found, expected, bounds.logits),
+        compare("loss", loss.value, flat.loss, bounds.loss),
+        *_parameter_findings(packed_model, flat_model, bounds, make_optimizer),
+        # Sums of float32 weights: exact for the usual small integers, rounded for advantages.
+        Finding("sum of weights", abs(weight_sum - taught), None, 1e-6 * max(1.0, abs(taught))),
+    ]
+    return findings
+
+
+def _matched_logits(
+    trees: Sequence[PrefixTree],
+    packed: PackedTree,
+    logits: Tensor,
+    flat: list[list[Tensor]],
+) -> tuple[Tensor, Tensor]:
+    """(X, V) packed and flat logits that predict each supervised token of each path."""
+    row_of = {int(token): row for row, token in enumerate(packed.target_index)}
+    found, expected = [], []
+    for number, tree in enumerate(trees):
+        offset = int(packed.tree_start[number])
+        for k in range(tree.num_paths):
+            index = path_token_index(tree, k)
+            source = int(tree.path_source[k])
+            for i in path_supervision(tree, k).nonzero()[0].tolist():
+                found.append(logits[row_of[offset + int(index[i])]])
+                expected.append(flat[number][source][i - 1])
+    return torch.stack(found), torch.stack(expected)
+
+
+def _parameter_findings(
+    packed_model: nn.Module, flat_model: nn.Module, bounds: Bounds, make_optimizer: MakeOptimizer
+) -> list[Finding]:
+    """Gradients tensor by tensor, then the parameters after one step."""
+    packed_parameters = dict(packed_model.named_parameters())
+    flat_parameters = dict(flat_model.named_parameters())
+    assert packed_parameters.keys() == flat_parameters.keys()
+    names = [name for name, value in flat_parameters.items() if value.requires_grad]
+    gradients = []
+    for name in names:
+        ours, theirs = (side[name].grad for side in (packed_parameters, flat_parameters))
+        zeros = torch.zeros_like(flat_parameters[name])
+        gradients.append(
+            compare(
+                name,
+                zeros if ours is None else ours,
+                zeros if theirs is None else theirs,
+                bounds.gradients,
+            )
+        )
+    for side in (packed_parameters, flat_parameters):
+        make_optimizer([side[name] for name in names]).step()
+    parameters = [
+        compare(name, packed_parameters[name], flat_parameters[name], bounds.parameters)
+        for name in names
+    ]
+    return [
+        worst("gradients", gradients),
+        worst("parameters after a step", parameters),
+    ]

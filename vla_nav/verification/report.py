@@ -1,0 +1,91 @@
+"""Findings of a check: a number, its bound, whether it holds; as a table and as plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row: `absolute` largest difference, `relative` by norm, held to `bound` on the relative
+    (or on the absolute where there is no relative). `must_differ`: the difference has to be > 0."""
+
+    check: str
+    absolute: float
+    relative: float | None
+    bound: float
+    must_differ: bool = False
+    note: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the bound holds; a NaN never does."""
+        value = self.absolute if self.relative is None else self.relative
+        return value > 0 if self.must_differ else value <= self.bound
+
+
+def compare(
+    check: str, found: torch.Tensor, expected: torch.Tensor, bound: float, *, note: str = ""
+) -> Finding:
+    """||found - expected|| / ||expected||, and the largest absolute difference."""
+    if found.shape != expected.shape:
+        return Finding(check, math.inf, None, bound, note=f"{found.shape} vs {expected.shape}")
+    return Finding(check, *difference(found, expected), bound, note=note)
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+    """(largest absolute, relative by norm) difference; 0 relative where both are zero."""
+    if found.numel() == 0:
+        return 0.0, 0.0
+    gap = (found.detach().double() - expected.detach().double()).abs()
+    norm = float(expected.detach().double().norm())
+    distance = float(gap.norm())
+    if distance == 0:
+        return 0.0, 0.0
+    return float(gap.max()), distance / norm if norm > 0 else math.inf
+
+
+def worst(check: str, findings: Sequence[Finding]) -> Finding:
+    """The finding furthest over its bound, under the name `check`."""
+    top = max(findings, key=lambda f: (f.absolute if f.relative is None else f.relative) / f.bound)
+    note = f"worst of {len(findings)}: {top.check}"
+    return Finding(check, top.absolute, top.relative, top.bound, top.must_differ, note)
+
+
+def render(findings: Sequence[Finding], *, title: str) -> str:
+    """A plain table, one row per finding."""
+    head = ("check", "absolute", "relative", "bound", "", "note")
+    rows = [
+        (
+            finding.check,
+            f"{finding.absolute:.3g}",
+            "-" if finding.relative is None else f"{finding.relative:.3g}",
+            "> 0" if finding.must_differ else f"{finding.bound:.0e}" if finding.bound else "0",
+            "ok" if finding.is_ok else "VIOLATED",
+            finding.note,
+        )
+        for finding in findings
+    ]
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [head, *rows]
+    ]
+    return "\n".join([title, *lines])
+
+
+def as_values(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Plain values for a JSON file; infinities and NaN as text."""
+    rows = []
+    for finding in findings:
+        row = asdict(finding) | {"is_ok": finding.is_ok}
+        for key in ("absolute", "relative"):
+            value = row[key]
+            row[key] = str(value) if value is not None and not math.isfinite(value) else value
+        rows.append(row)
+    return rows
