@@ -220,13 +220,18 @@ def _row(route: Route, index: int, text: str) -> dict[str, Any]:
     return {
         "route": index,
         "instruction": text,
-        "start": [round(value, 4) for value in route.start],
+        "start": _rounded(route.start),
         "start_yaw_rad": round(route.start_yaw_rad, 6),
-        "goal": [round(value, 4) for value in route.goal],
+        "goal": _rounded(route.goal),
         "goal_object": route.goal_object.name,
         "geodesic_m": round(route.geodesic_m, 4),
-        "path": np.round(route.path, 4).tolist(),
+        "path": _rounded(route.path),
     }
+
+
+def _rounded(values: Any) -> list[Any]:
+    """To a tenth of a millimetre, without negative zeros."""
+    return (np.round(np.asarray(values, dtype=np.float64), 4) + 0.0).tolist()
 
 
 def _episodes(split: str, jobs: tuple[_Job, ...]) -> Iterator[Episode]:

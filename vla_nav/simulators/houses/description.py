@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vla_nav.simulators.houses.placement import PlacedObject, distance_to
-from vla_nav.simulators.houses.plan import STOREY_M, Door, Plan, Room
+from vla_nav.simulators.houses.placement import PlacedObject
+from vla_nav.simulators.houses.plan import STOREY_M, WALL_M, Door, Plan, Room
 
 _SAMPLE_M = 0.1
 _LOOK_AHEAD_M = 1.0  # the start turn is towards this point of the path
@@ -136,26 +136,39 @@ def _visits_and_doors(plan: Plan, points: np.ndarray) -> tuple[list[_Visit], lis
     """Rooms in order and the doors between them; None where the points leave the plan."""
     visits: list[_Visit] = []
     doors: list[Door] = []
-    for i, (x, y, z) in enumerate(points):
-        floor = min(plan.num_floors - 1, max(0, round(float(y) / STOREY_M)))
-        room = plan.room_at(float(x), float(z), floor)
-        if room is None:
-            return None
+    numbers = _room_numbers(plan, points)
+    if numbers.min() < 0:
+        return None
+    last = len(points) - 1
+    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    ends = np.append(starts[1:] - 1, last)
+    for i, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        room = plan.rooms[numbers[i]]
         if not visits:
-            visits.append(_Visit((room,), i, i))
+            visits.append(_Visit((room,), i, end))
             continue
         rooms, first, _ = visits[-1]
-        if room.name == rooms[-1].name:
-            visits[-1] = _Visit(rooms, first, i)
-        elif room.kind == rooms[-1].kind == "stairs":
-            visits[-1] = _Visit((*rooms, room), first, i)
+        if room.kind == rooms[-1].kind == "stairs":
+            visits[-1] = _Visit((*rooms, room), first, end)
         else:
             door = _door_between(plan, rooms[-1], room, points[i])
             if door is None:
                 return None
             doors.append(door)
-            visits.append(_Visit((room,), i, i))
+            visits.append(_Visit((room,), i, end))
     return visits, doors
+
+
+def _room_numbers(plan: Plan, points: np.ndarray) -> np.ndarray:
+    """(n,) index of each point's room in `plan.rooms`, -1 outside; a doorway is halved."""
+    numbers = np.full(len(points), -1)
+    x, y, z = points.T
+    floors = np.clip(np.round(y / STOREY_M), 0, plan.num_floors - 1)
+    for number, room in enumerate(plan.rooms):
+        rect = room.rect.grown(WALL_M / 2)
+        is_inside = (rect.x0 <= x) & (x <= rect.x1) & (rect.z0 <= z) & (z <= rect.z1)
+        numbers[is_inside & (floors == room.floor)] = number
+    return numbers
 
 
 def _door_between(plan: Plan, room: Room, following: Room, point: np.ndarray) -> Door | None:
@@ -210,8 +223,11 @@ def _landmarks(
     for item in objects:
         if item.room != room.name:
             continue
-        distances = [distance_to(item.rect, float(x), float(z)) for x, _, z in points]
-        nearest = int(np.argmin(distances))
+        rect = item.rect
+        away_x = np.maximum(np.maximum(rect.x0 - points[:, 0], points[:, 0] - rect.x1), 0)
+        away_z = np.maximum(np.maximum(rect.z0 - points[:, 2], points[:, 2] - rect.z1), 0)
+        distances = np.hypot(away_x, away_z)
+        nearest = int(distances.argmin())
         if distances[nearest] < _LANDMARK_M and 0 < nearest < len(points) - 1:
             passed.append((nearest, item))
     return tuple(item for _, item in sorted(passed, key=lambda pair: pair[0]))

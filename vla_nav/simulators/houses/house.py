@@ -115,8 +115,13 @@ def generate_house(seed: int, options: HouseOptions | None = None, *, name: str 
     named_parts: list[tuple[str, list[Part]]] = []
     for room in plan.rooms:
         named_parts += _floor_and_ceiling(room, plan, schemes[room.name], options)
+    posts: dict[int, list[Part]] = {floor: [] for floor in range(plan.num_floors)}
     for wall in plan.walls:
-        named_parts.append((wall.name, _wall_parts(wall, schemes)))
+        if wall.rooms == (None, None) or wall.length_m < WALL_M + 1e-6:
+            posts[wall.floor] += _wall_parts(wall, schemes)
+        else:
+            named_parts.append((wall.name, _wall_parts(wall, schemes)))
+    named_parts += [(f"f{floor}_posts", parts) for floor, parts in posts.items()]
     for door in plan.doors:
         named_parts.append((door.name, _frame_parts(door, plan, schemes)))
     if plan.steps:

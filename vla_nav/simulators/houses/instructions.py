@@ -65,8 +65,7 @@ def _phrase(route: RouteDescription, rng: np.random.Generator, *, has_landmark: 
         elif leg.room.kind != "stairs":
             sentences.append(
                 f"{_one(rng, ('go through', 'cross', 'walk through'))} the {leg.room.kind} "
-                + ("into" if target.room.kind != "corridor" else "and out to")
-                + f" the {hall if target.room.kind == 'corridor' else target.room.kind}"
+                + f" to the {hall if target.room.kind == 'corridor' else target.room.kind}"
             )
     sentences.append(_ending(route, rng, your))
     return " ".join(sentence[0].upper() + sentence[1:] + "." for sentence in sentences)

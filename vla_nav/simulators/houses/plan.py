@@ -82,6 +82,12 @@ class Wall:
     rooms: tuple[str | None, str | None]
     doors: tuple[Door, ...]
 
+    @property
+    def length_m(self) -> float:
+        """Its length."""
+        r = self.rect
+        return r.x1 - r.x0 if self.is_along_x else r.z1 - r.z0
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -110,10 +116,3 @@ class Plan:
     def doors_of(self, room_name: str) -> tuple[Door, ...]:
         """The doors of a room."""
         return tuple(door for door in self.doors if room_name in door.rooms)
-
-    def room_at(self, x: float, z: float, floor: int) -> Room | None:
-        """The room of a floor at a point; a doorway belongs to the room that is nearer."""
-        for room in self.rooms:
-            if room.floor == floor and room.rect.grown(WALL_M / 2).contains(x, z):
-                return room
-        return None

@@ -22,6 +22,7 @@ _MIN_RIVALS = 2  # other objects of the goal's kind or colour, so that the words
 _MIN_GOAL_TO_DOOR_M = 2.1  # a goal lies inside its room, not at its door
 _START_TO_WALL_M = 0.5
 _TRIES_PER_ROUTE = 12
+_HEADING_STEP_DEG = 30  # start headings are multiples, as in R2R-CE v1-3
 
 Point = tuple[float, float, float]
 
@@ -155,7 +156,7 @@ def _route(
     item: PlacedObject,
     options: RouteOptions,
 ) -> Route | None:
-    yaw = float(rng.uniform(-math.pi, math.pi))
+    yaw = math.radians(_HEADING_STEP_DEG * int(rng.integers(360 // _HEADING_STEP_DEG)))
     if math.dist(start, goal) > options.max_geodesic_m:
         return None
     distance = simulator.geodesic_distance(start, [goal])
