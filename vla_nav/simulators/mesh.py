@@ -27,7 +27,7 @@ from vla_nav.simulators.walkable import Walkable, find_walkable
 Point = tuple[float, float, float]
 
 _SNAP_M = 1.0  # a point farther from the walkable area than this is not on it
-_SNAP_ASIDE_M = 0.1  # nearer points are moved straight away from the obstacle, not to a cell
+_SNAP_ASIDE_M = 0.15  # nearer points are moved straight away from the obstacle, not to a cell
 _FIELDS_KEPT = 64
 _VIEW_MARGIN_M = 0.01  # places stand this far off the walls, so that they can see along them
 
@@ -163,6 +163,8 @@ class MeshSimulator:
     def snap(self, point: Point) -> Point | None:
         scene = self._loaded()
         x, y, z = point
+        if not math.isfinite(x + y + z):
+            return None
         found = scene.mover.nearby(x, y, z, _SNAP_ASIDE_M)
         if found is not None and scene.can_enter[found[0]]:
             node, x, z = found
@@ -170,7 +172,7 @@ class MeshSimulator:
         offset = scene.points - np.asarray(point)
         away = np.einsum("ij,ij->i", offset, offset)
         nearest = int(away.argmin())
-        if not away[nearest] <= _SNAP_M**2:
+        if away[nearest] > _SNAP_M**2:
             return None
         x, y, z = scene.points[nearest].tolist()
         return x, y, z

@@ -25,7 +25,7 @@ from vla_nav.simulators.walkable import Walkable
 
 _WALL_INSIDE_M = 0.004  # walls stand this far inside the radius, so that touching is seeing
 _CORNER_OUTSIDE_M = 0.003  # corners lie this far outside of it
-_MIN_TURN_SIN = 0.02  # flatter bends of a contour are not corners
+_MIN_TURN_SIN = 1e-4  # flatter bends of a contour are straight
 _SHEET_SPACING = 2.0  # sheets are stacked at these heights for the rays only
 _PAIRS_AT_ONCE = 4_000_000
 
@@ -173,9 +173,14 @@ def _edges(
 
 def _touches(x: np.ndarray, z: np.ndarray, beside: np.ndarray, rows: slice) -> np.ndarray:
     """(rows, v) bool: the line from a vertex of `rows` to each vertex leaves the row vertex's
-    contour on one side."""
+    contour on one side, or runs along it."""
     dx, dz = x[None] - x[rows, None], z[None] - z[rows, None]
-    before_x, before_z, after_x, after_z = (beside[rows] - np.stack([x, z, x, z], 1)[rows]).T
-    side_before = dx * before_z[:, None] - dz * before_x[:, None]
-    side_after = dx * after_z[:, None] - dz * after_x[:, None]
-    return ~(side_before * side_after < -1e-12)  # true for NaN: nothing to touch at a portal
+    least = _MIN_TURN_SIN * np.hypot(dx, dz)
+    sides = []
+    for k in (0, 2):
+        aside_x, aside_z = beside[rows, k] - x[rows], beside[rows, k + 1] - z[rows]
+        length = np.maximum(np.hypot(aside_x, aside_z), 1e-12)[:, None]
+        sides.append((dx * aside_z[:, None] - dz * aside_x[:, None]) / length)
+    before, after = sides
+    cuts = ((before > least) & (after < -least)) | ((before < -least) & (after > least))
+    return ~cuts  # NaN compares false: there is nothing to cut at a portal

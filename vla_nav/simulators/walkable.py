@@ -2,8 +2,8 @@
 
 Nodes (`columns.py`) of neighbouring columns are linked where the height difference can be climbed
 and no geometry stands between (horizontal probes at several heights, so walls without thickness
-count). Every missing link is a piece of obstacle; the clearance of a node is its distance to the
-nearest one, spread along links so that it respects floors and stairs:
+count). Every missing link is a piece of obstacle; the clearance of a node (`clearance.py`) is its
+distance to the nearest one:
 
       o---o---o | o        |  wall found by a probe: the gap to it is exact
       |   |   | |
@@ -24,13 +24,11 @@ import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
 from vla_nav.errors import UserError
+from vla_nav.simulators.clearance import STEP_X, STEP_Z, clearance_stencil, find_clearance
 from vla_nav.simulators.columns import Columns, find_columns
 from vla_nav.simulators.rays import RayScene
 from vla_nav.simulators.stage import Stage
 
-# Directions 0..3 are +x, +z, -x, -z; direction d and (d + 2) % 4 are opposite.
-STEP_X = (1, 0, -1, 0)
-STEP_Z = (0, 1, 0, -1)
 _CLEARANCE_BEYOND_RADIUS_M = 0.35  # clearance is exact up to the radius plus this
 _MIN_ISLAND_M2 = 4.0
 _PROBE_SPACING_M = 0.4
@@ -83,7 +81,7 @@ def find_walkable(
             "check the scene's up axis and unit (metres)"
         )
     links, gap = _link(columns, rays, max_climb_m, height_m)
-    clearance = _clearance(columns, links, gap, radius_m + _CLEARANCE_BEYOND_RADIUS_M)
+    clearance = find_clearance(columns, links, gap, radius_m + _CLEARANCE_BEYOND_RADIUS_M)
     is_walkable = clearance >= radius_m - _TOLERANCE_M
     island = _islands(columns, links, is_walkable)
     is_walkable = island >= 0
@@ -98,7 +96,7 @@ def find_walkable(
         max_climb_m=max_climb_m,
         links=links,
         clearance_m=clearance,
-        stencil_m=_stencil(links, gap, clearance, cell_m),
+        stencil_m=clearance_stencil(links, gap, clearance, cell_m),
         is_walkable=is_walkable,
         island=island,
     )
@@ -169,68 +167,6 @@ def _origins(columns: Columns, nodes: np.ndarray, height_m: np.ndarray) -> np.nd
 
 def _direction(d: int) -> np.ndarray:
     return np.array([[STEP_X[d], 0, STEP_Z[d]]], np.float32)
-
-
-def _clearance(columns: Columns, links: np.ndarray, gap: np.ndarray, limit_m: float) -> np.ndarray:
-    """(N,) float32 distance to the nearest obstacle piece, capped at `limit_m`.
-
-    A missing link is a segment across the cell, one `gap` away. Each node keeps the nearest segment
-    it has heard of and tells its neighbours, so after k rounds news has travelled k cells.
-    """
-    num_nodes, half = len(links), columns.cell_m / 2
-    # Piece e = node * 4 + d; piece 4N is "none", far away.
-    piece_x, piece_z = np.full(num_nodes * 4 + 1, 1e9), np.full(num_nodes * 4 + 1, 1e9)
-    half_x, half_z = np.zeros(num_nodes * 4 + 1), np.zeros(num_nodes * 4 + 1)
-    for d in range(4):
-        nodes = np.flatnonzero(links[:, d] < 0)
-        piece = nodes * 4 + d
-        piece_x[piece] = columns.x_m[nodes] + STEP_X[d] * gap[nodes, d]
-        piece_z[piece] = columns.z_m[nodes] + STEP_Z[d] * gap[nodes, d]
-        half_x[piece] = half if STEP_X[d] == 0 else 0.0
-        half_z[piece] = half if STEP_Z[d] == 0 else 0.0
-
-    own = np.where(links < 0, gap, np.inf)
-    best_d = own.argmin(1)
-    distance = own[np.arange(num_nodes), best_d].astype(np.float64)
-    nearest = np.where(np.isfinite(distance), np.arange(num_nodes) * 4 + best_d, num_nodes * 4)
-    is_news = np.isfinite(distance)
-    for _ in range(math.ceil(limit_m / columns.cell_m) + 1):
-        was_news, is_news = is_news, np.zeros(num_nodes, bool)
-        for d in range(4):
-            nodes = np.flatnonzero((links[:, d] >= 0) & was_news[links[:, d]])
-            piece = nearest[links[nodes, d]]
-            dx = np.maximum(np.abs(columns.x_m[nodes] - piece_x[piece]) - half_x[piece], 0)
-            dz = np.maximum(np.abs(columns.z_m[nodes] - piece_z[piece]) - half_z[piece], 0)
-            heard = np.sqrt(dx * dx + dz * dz)
-            is_better = heard < distance[nodes]
-            nodes = nodes[is_better]
-            distance[nodes] = heard[is_better]
-            nearest[nodes] = piece[is_better]
-            is_news[nodes] = True
-        if not is_news.any():
-            break
-    return np.minimum(distance, limit_m).astype(np.float32)
-
-
-def _stencil(
-    links: np.ndarray, gap: np.ndarray, clearance: np.ndarray, cell_m: float
-) -> np.ndarray:
-    """(N, 3, 3) clearance at the node and its 8 neighbours, extrapolated into obstacles (<= 0)."""
-    num_nodes = len(links)
-    stencil = np.empty((num_nodes, 3, 3), np.float32)
-    stencil[:, 1, 1] = clearance
-    side = np.where(links >= 0, clearance[links], gap - cell_m)  # (N, 4)
-    for d in range(4):
-        stencil[:, 1 + STEP_Z[d], 1 + STEP_X[d]] = side[:, d]
-    for dx, dz in ((0, 1), (0, 3), (2, 1), (2, 3)):
-        by_x, by_z = links[:, dx], links[:, dz]
-        via_x = np.where(by_x >= 0, side[by_x, dz], np.inf)  # first along x, then along z
-        via_z = np.where(by_z >= 0, side[by_z, dx], np.inf)
-        corner = np.minimum(via_x, via_z)
-        both_blocked = np.minimum(side[:, dx], side[:, dz])
-        corner = np.where(np.isfinite(corner), corner, both_blocked)
-        stencil[:, 1 + STEP_Z[dz], 1 + STEP_X[dx]] = corner
-    return stencil
 
 
 def _islands(columns: Columns, links: np.ndarray, is_walkable: np.ndarray) -> np.ndarray:
