@@ -106,6 +106,8 @@ def _decode_own(data: bytes) -> np.ndarray | None:
     """Decode the one layout that `encode_png` writes; None for any other PNG."""
     if len(data) < _IDAT_AT + 12 or not data.startswith(_SIGNATURE):
         return None
+    if zlib.crc32(data[12:29]) != int.from_bytes(data[29:33], "big"):
+        raise ValueError("its checksum does not fit its header")
     width, height, bit_depth, colour, *rest = struct.unpack_from(">IIBBBBB", data, 16)
     (size,) = struct.unpack_from(">I", data, _IDAT_AT)
     is_ours = (bit_depth, colour) in ((8, 2), (16, 0)) and rest == [0, 0, 0]

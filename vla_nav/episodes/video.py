@@ -87,12 +87,12 @@ class VideoFrames:
             raise UserError(f"{path}: not a readable video ({error})") from None
         self._stream.thread_type = "NONE"
         self._frames: Iterator[av.VideoFrame] = iter(())
-        self._last = -1  # number of the frame decoded last
+        self._last: int | None = None  # number of the frame decoded last
 
     def read(self, number: int) -> np.ndarray:
         """Frame `number` as RGB (H, W, 3) uint8."""
         try:
-            if not self._last < number <= self._last + _KEY_FRAME_EVERY:
+            if self._last is None or not 0 < number - self._last <= _KEY_FRAME_EVERY:
                 self._seek(number)
             for frame in self._frames:
                 self._last = _frame_number(frame.pts, frame.time_base, self._fps)
@@ -112,6 +112,7 @@ class VideoFrames:
         ticks = Fraction(number, self._fps) / self._stream.time_base
         self._container.seek(int(ticks), stream=self._stream, backward=True)
         self._frames = self._container.decode(self._stream)
+        self._last = None
 
 
 def _frame_number(pts: int, time_base: Fraction, fps: int) -> int:
