@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vla_nav.errors import UserError
@@ -126,13 +127,14 @@ class FeatureCache:
         out = torch.empty((len(rows), row_bytes), dtype=torch.uint8)
         buffer = out.numpy()
         shard_of = np.searchsorted(self._first_rows, rows, side="right") - 1
-        for index in np.unique(shard_of):
-            places = np.flatnonzero(shard_of == index)
-            local = rows[places] - self._first_rows[index]
-            if len(places) == len(rows):
-                np.take(self._maps[index], local, axis=0, out=buffer, mode="clip")
-            else:
-                buffer[places] = self._maps[index][local]
+        local = rows - self._first_rows[shard_of]
+        if len(self._maps) == 1 and row_bytes:
+            np.take(self._maps[0], local, axis=0, out=buffer, mode="clip")
+        else:  # rows go straight to their places: a gather per shard would copy them twice
+            for place, (shard, row) in enumerate(
+                zip(shard_of.tolist(), local.tolist(), strict=True)
+            ):
+                buffer[place] = self._maps[shard][row]
         return out.view(self.dtype).view(len(rows), *self.row_shape)
 
     def features(self, keys: Sequence[str]) -> Tensor:
@@ -180,8 +182,6 @@ def require_same_shard(shard: Shard, manifest: dict[str, Any], digest: str | Non
 
 def _read_index(path: Path, num_frames: int) -> tuple[np.ndarray, np.ndarray]:
     """Sorted keys (N,) of 16-byte strings and their rows (N,) int64."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, "numpy") as handle:
             keys, rows = handle.get_tensor("keys"), handle.get_tensor("rows")

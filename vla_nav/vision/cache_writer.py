@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors.numpy import save
 from torch import Tensor
 
 from vla_nav.errors import UserError
@@ -150,12 +151,10 @@ class CacheWriter:
 
 def _write_index(folder: Path, keys: np.ndarray) -> str:
     """Write sorted keys and their rows; the name carries the count, so old and new differ."""
-    from safetensors.numpy import save_file
-
     as_strings = keys.view(f"S{KEY_BYTES}")
     order = np.argsort(as_strings, kind="stable").astype(np.int64)
     sorted_keys = np.ascontiguousarray(keys[order]).view(np.uint8).reshape(-1, KEY_BYTES)
     name = f"index-{len(keys)}.safetensors"
     with atomic_path(folder / name) as temporary:
-        save_file({"keys": sorted_keys, "rows": order}, temporary)
+        temporary.write_bytes(save({"keys": sorted_keys, "rows": order}))
     return name

@@ -48,15 +48,21 @@ def encode_split(
         TextColumn("encode"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.speed:.0f} frames/s"),
+        TextColumn("{task.fields[speed]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns) as progress:
-        task = progress.add_task("encode", total=None)
+        task = progress.add_task("encode", total=None, speed="")
 
         def announce(plan: EncodingPlan) -> None:
             progress.console.print(describe_plan(plan), soft_wrap=True, highlight=False)
             progress.update(task, total=plan.num_missing)
+
+        def advance(num_frames: int) -> None:
+            speed = progress.tasks[task].speed
+            progress.update(
+                task, advance=num_frames, speed=f"{speed:.0f} frames/s" if speed else ""
+            )
 
         cache = encode_frames(
             dataset.frames,
@@ -68,7 +74,7 @@ def encode_split(
             device=place,
             num_workers=num_workers,
             announce=announce,
-            advance=lambda num_frames: progress.advance(task, num_frames),
+            advance=advance,
         )
     if verify != "sizes":
         cache = FeatureCache.open(cache.folder, cache.fingerprint, verify=verify)

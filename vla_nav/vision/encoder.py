@@ -80,10 +80,7 @@ class TimmEncoder(nn.Module):
             self._keep_stages_up_to(feature_index)
         self.requires_grad_(not freeze)
         self.train(not freeze)
-        with torch.no_grad():
-            probe = self._grid(torch.zeros(1, 3, *self.image_size))  # (1, h, w, D)
-        self.grid = (probe.shape[1], probe.shape[2])
-        self.feature_dim = probe.shape[3]
+        self.grid, self.feature_dim = self._probe()
         self._full_side = _side_of("num_tokens", num_tokens) if num_tokens is not None else None
         self._pooled_side = _side_of("num_pooled", num_pooled) if num_pooled else 0
         self.num_full = self._full_side**2 if self._full_side else self.grid[0] * self.grid[1]
@@ -167,6 +164,20 @@ class TimmEncoder(nn.Module):
                 module.training = False
         return self
 
+    def _probe(self) -> tuple[tuple[int, int], int]:
+        """The model's grid (h, w) and number of channels, found by running it on one image."""
+        try:
+            with torch.no_grad():
+                grid = self._grid(torch.zeros(1, 3, *self.image_size))  # (1, h, w, D)
+        except UserError:
+            raise
+        except (AssertionError, RuntimeError, ValueError, TypeError) as error:
+            raise UserError(
+                f"vision.image_size={list(self.image_size)}: '{self.name}' cannot take images of "
+                f"this size: {_first_line(error)}"
+            ) from None
+        return (grid.shape[1], grid.shape[2]), grid.shape[3]
+
     def _normalised(self, pixels: Tensor) -> Tensor:
         """uint8 (F, H, W, 3) -> (F, 3, *image_size) in the weights' dtype, channels last."""
         resized = resize_frames(pixels, self.image_size).permute(0, 3, 1, 2)
@@ -236,10 +247,10 @@ def _create_model(
             torch.manual_seed(seed)
             model = timm.create_model(name, pretrained=weights == _HUB, num_classes=0, **arguments)
     except (TypeError, AssertionError, RuntimeError, ValueError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             f"vision.name={name}: timm cannot build it with vision.weights={weights}, "
-            f"vision.image_size={image_size}, vision.model_kwargs={dict(model_kwargs)}: {reason}"
+            f"vision.image_size={image_size}, vision.model_kwargs={dict(model_kwargs)}: "
+            f"{_first_line(error)}"
         ) from None
     if weights not in (None, _HUB):
         load_weights(model, locate_weights(weights))
@@ -259,6 +270,10 @@ def _as_size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None
     if height < 1 or width < 1:
         raise UserError(f"vision.image_size={image_size}: allowed: positive pixels")
     return int(height), int(width)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _side_of(key: str, num_tokens: int) -> int:

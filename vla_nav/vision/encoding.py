@@ -1,6 +1,6 @@
 """Encoding a data set: every unique frame once, in batches, into the encoder's cache.
 
-    episodes -> unique frame keys -> planned shards -> batches of pixels (workers) -> encode -> shard
+    episodes -> unique frame keys -> planned shards -> pixels (workers) -> encode -> shard
 
 Batches have a fixed size and start anew with each shard, so an interrupted run that is started
 again computes the same batches as one that was not interrupted.

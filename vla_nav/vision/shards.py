@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import xxhash
+from safetensors.torch import save
 from torch import Tensor
 
 from vla_nav.errors import UserError
@@ -68,15 +69,14 @@ def keys_to_bytes(keys: list[str] | tuple[str, ...]) -> np.ndarray:
 
 def write_shard(path: Path, features: Tensor, keys: np.ndarray, fingerprint: str) -> None:
     """Write rows and keys atomically. features: (rows, *row_shape) on the CPU, contiguous."""
-    from safetensors.torch import save_file
-
     key_rows = torch.from_numpy(keys.view(np.uint8).reshape(-1, KEY_BYTES).copy())
     metadata = {"fingerprint": fingerprint, "digest": _digest(_as_bytes(features), keys.tobytes())}
     with atomic_path(path) as temporary:
-        save_file(
-            {"features": features, "keys": key_rows},
-            temporary,
-            metadata={"vla_nav": json.dumps(metadata, sort_keys=True)},
+        temporary.write_bytes(
+            save(
+                {"features": features, "keys": key_rows},
+                metadata={"vla_nav": json.dumps(metadata, sort_keys=True)},
+            )
         )
 
 
@@ -115,13 +115,14 @@ def read_shard_header(path: Path) -> Shard:
 
 def map_rows(shard: Shard) -> np.ndarray:
     """The rows as a read-only mapping (num_rows, row_bytes) uint8; nothing is read yet."""
-    return np.memmap(
+    mapped = np.memmap(
         shard.path,
         dtype=np.uint8,
         mode="r",
         offset=shard.features_offset,
         shape=(shard.num_rows, shard.row_bytes),
     )
+    return mapped.view(np.ndarray)  # np.memmap's own indexing costs microseconds per row
 
 
 def read_keys(shard: Shard) -> np.ndarray:

@@ -21,6 +21,8 @@ import re
 import sys
 from pathlib import Path
 
+import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vla_nav.errors import UserError
@@ -73,10 +75,8 @@ def locate_weights(weights: str) -> Path:
 
 def read_weights(path: Path, model: nn.Module) -> dict[str, Tensor]:
     """The state dict in `path`, in the names of `model` (a timm model)."""
-    from timm.models import load_state_dict
-
     try:
-        state = load_state_dict(str(path), use_ema=False, device="cpu", weights_only=True)
+        state = _read_tensors(path)
     except Exception as error:  # noqa: BLE001 - unpicklers raise anything on a damaged file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
@@ -137,3 +137,14 @@ def rename_efficientnet(state: dict[str, Tensor], stage_depths: list[int]) -> di
         else:
             renamed[f"{_OUTER.get(head, head)}.{tail}"] = value
     return renamed
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name; wrappings of training scripts are taken off."""
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    for wrapping in ("state_dict", "model"):
+        if isinstance(state.get(wrapping), dict):
+            state = state[wrapping]
+    return {k.removeprefix("module."): v for k, v in state.items() if isinstance(v, Tensor)}
