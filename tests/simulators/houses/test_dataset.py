@@ -1,15 +1,21 @@
 """A data set on disk: the same for any number of workers, whole after a kill, never mixed."""
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from vla_nav.commands.compose import compose_config, plain
 from vla_nav.episodes.vlnce import read_vlnce
 from vla_nav.errors import UserError
 from vla_nav.simulators.houses import dataset
 from vla_nav.simulators.houses.dataset import SPLITS, house_seed, write_dataset
-from vla_nav.simulators.houses.dataset_options import MAX_HOUSES, dataset_options
+from vla_nav.simulators.houses.dataset_options import (
+    MAX_HOUSES,
+    DatasetOptions,
+    dataset_options,
+)
 
 CONFIG = {
     "num_train": 3,
@@ -152,6 +158,14 @@ def test_train_and_held_out_houses_differ(written):
 def test_bad_options_give_one_line(changes, message):
     with pytest.raises(UserError, match=re.escape(message)):
         dataset_options(CONFIG | changes)
+
+
+def test_the_shipped_configuration_has_exactly_the_options_and_their_defaults():
+    config = plain(compose_config("houses", ["data.path=unused"]).houses)
+    options = dataset_options(config)
+    assert options == DatasetOptions(num_train=300, num_val_unseen=25)
+    house = asdict(options.house)
+    assert set(config) == (set(asdict(options)) - {"house"}) | set(house)
 
 
 def test_a_disk_that_is_too_small_is_told_before_anything_is_written(tmp_path):

@@ -118,9 +118,9 @@ def generate_house(seed: int, options: HouseOptions | None = None, *, name: str 
     posts: dict[int, list[Part]] = {floor: [] for floor in range(plan.num_floors)}
     for wall in plan.walls:
         if wall.rooms == (None, None) or wall.length_m < WALL_M + 1e-6:
-            posts[wall.floor] += _wall_parts(wall, schemes)
+            posts[wall.floor] += _wall_parts(wall, schemes, plan.num_floors)
         else:
-            named_parts.append((wall.name, _wall_parts(wall, schemes)))
+            named_parts.append((wall.name, _wall_parts(wall, schemes, plan.num_floors)))
     named_parts += [(f"f{floor}_posts", parts) for floor, parts in posts.items()]
     for door in plan.doors:
         named_parts.append((door.name, _frame_parts(door, plan, schemes)))
@@ -168,9 +168,11 @@ def _pattern(
     ]
 
 
-def _wall_parts(wall: Wall, schemes: dict[str, RoomScheme]) -> list[Part]:
+def _wall_parts(wall: Wall, schemes: dict[str, RoomScheme], num_floors: int) -> list[Part]:
     """The boards of a wall between and over its doors, each side in its room's colour."""
     y = wall.floor * STOREY_M
+    is_top = wall.floor == num_floors - 1
+    top = y + (CEILING_M if is_top else STOREY_M - 0.01)  # up to the walls of the floor above
     low, high = (schemes[side].wall if side else EXTERIOR for side in wall.rooms)
     if wall.is_along_x:
         faces = (EXTERIOR, EXTERIOR, EXTERIOR, EXTERIOR, low, high)
@@ -182,8 +184,8 @@ def _wall_parts(wall: Wall, schemes: dict[str, RoomScheme]) -> list[Part]:
     def board(at: float, to: float, bottom: float) -> Part:
         r = wall.rect
         if wall.is_along_x:
-            return box_of_faces((at, y + bottom, r.z0), (to, y + CEILING_M, r.z1), faces)
-        return box_of_faces((r.x0, y + bottom, at), (r.x1, y + CEILING_M, to), faces)
+            return box_of_faces((at, y + bottom, r.z0), (to, top, r.z1), faces)
+        return box_of_faces((r.x0, y + bottom, at), (r.x1, top, to), faces)
 
     parts = []
     for door in wall.doors:
