@@ -18,7 +18,7 @@ The inside of a closed solid (a cabinet) is told by its back faces: nothing stan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,6 +51,20 @@ class Columns:
     slope: np.ndarray  # (N, 2) float64: d height / dx, d height / dz of the surface
     has_open_sky: np.ndarray  # (N,) bool: nothing above
 
+    def only(self, is_kept: np.ndarray) -> Columns:
+        """The same grid with some of the nodes, is_kept (N,) bool."""
+        column = self.column[is_kept]
+        return replace(
+            self,
+            start=np.searchsorted(column, np.arange(len(self.start))).astype(np.int32),
+            column=column,
+            x_m=self.x_m[is_kept],
+            z_m=self.z_m[is_kept],
+            height_m=self.height_m[is_kept],
+            slope=self.slope[is_kept],
+            has_open_sky=self.has_open_sky[is_kept],
+        )
+
 
 def find_columns(
     rays: RayScene,
@@ -67,22 +81,23 @@ def find_columns(
     centre_z = low[2] + (np.arange(num_z) + 0.5) * cell_m
 
     column, height, normal = _pierce(rays, centre_x, centre_z, bounds[1][1] + 1.0)
-    order = np.lexsort((height, column))
-    column, height, normal = column[order], height[order], normal[order]
+    is_top = np.ones(len(column), bool)  # the column's highest surface
+    is_top[:-1] = column[1:] != column[:-1]
+    headroom = np.full(len(column), np.inf)
+    headroom[:-1] = np.where(is_top[:-1], np.inf, height[1:] - height[:-1])
+    above_is_back = np.zeros(len(column), bool)
+    above_is_back[:-1] = (normal[1:, 1] > 0) & ~is_top[:-1]
+    roomy = np.flatnonzero(headroom >= agent_height_m)
+    column, height, normal = column[roomy], height[roomy], normal[roomy].astype(np.float64)
+    is_top, above_is_back = is_top[roomy], above_is_back[roomy]
 
-    is_last = np.append(column[1:] != column[:-1], True)  # the column's topmost surface
-    headroom = np.append(height[1:] - height[:-1], np.inf)
-    headroom[is_last] = np.inf
-    up = np.abs(normal[:, 1])
-    fits = (up >= np.cos(np.radians(max_slope_deg))) & (headroom >= agent_height_m)
-
-    above_is_back = np.append(normal[1:, 1] > 0, False) & ~is_last
+    up = np.abs(normal[:, 1]) / np.maximum(np.sqrt((normal**2).sum(1)), 1e-20)
+    fits = up >= np.cos(np.radians(max_slope_deg))
     suspects = np.flatnonzero(fits & above_is_back)
     x, z = centre_x[column % num_x], centre_z[column // num_x]
     if len(suspects):
         middle = np.stack([x[suspects], height[suspects] + agent_height_m / 2, z[suspects]], axis=1)
         fits[suspects[_is_inside_solid(rays, middle)]] = False
-
     slope = -normal[:, [0, 2]] / np.where(up > 0, normal[:, 1], 1)[:, None]
     kept = np.flatnonzero(fits)
     start = np.searchsorted(column[kept], np.arange(num_x * num_z + 1)).astype(np.int32)
@@ -98,20 +113,21 @@ def find_columns(
         z_m=z[kept],
         height_m=height[kept],
         slope=slope[kept],
-        has_open_sky=is_last[kept],
+        has_open_sky=is_top[kept],
     )
 
 
 def _pierce(
     rays: RayScene, centre_x: np.ndarray, centre_z: np.ndarray, top_m: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Every surface below `top_m`: column (n,), height (n,) and unit normal (n, 3)."""
+    """Every surface below `top_m`, sorted by column, then height: column (n,) int32, height (n,)
+    float64 and normal (n, 3) float32, not normalised."""
     origins = np.empty((len(centre_z), len(centre_x), 3), np.float32)
     origins[..., 0] = centre_x
     origins[..., 1] = top_m
     origins[..., 2] = centre_z[:, None]
     origins = origins.reshape(-1, 3)
-    live = np.arange(len(origins))
+    live = np.arange(len(origins), dtype=np.int32)
     columns, heights, normals = [], [], []
     for _ in range(_MAX_LAYERS):
         hits = rays.first_hits(origins, DOWN)
@@ -125,10 +141,11 @@ def _pierce(
         normals.append(hits.normal[found])
         origins[:, 1] = height - _SKIN_M
     if not columns:
-        return np.zeros(0, np.int64), np.zeros(0), np.zeros((0, 3))
-    normal = np.concatenate(normals).astype(np.float64)
-    normal /= np.maximum(np.linalg.norm(normal, axis=1), 1e-20)[:, None]
-    return np.concatenate(columns), np.concatenate(heights).astype(np.float64), normal
+        return np.zeros(0, np.int32), np.zeros(0), np.zeros((0, 3), np.float32)
+    column = np.concatenate(columns[::-1])  # from below upward: a stable sort keeps that order
+    order = np.argsort(column, kind="stable")
+    height = np.concatenate(heights[::-1]).astype(np.float64)
+    return column[order], height[order], np.concatenate(normals[::-1])[order]
 
 
 def _is_inside_solid(rays: RayScene, points: np.ndarray) -> np.ndarray:

@@ -26,6 +26,7 @@ from vla_nav.simulators.walkable import Walkable
 _WALL_INSIDE_M = 0.004  # walls stand this far inside the radius, so that touching is seeing
 _CORNER_OUTSIDE_M = 0.003  # corners lie this far outside of it
 _MIN_TURN_SIN = 1e-4  # flatter bends of a contour are straight
+_ALONG_SIN = 2e-4  # a line this near to a contour's direction runs along it
 _SHEET_SPACING = 2.0  # sheets are stacked at these heights for the rays only
 _PAIRS_AT_ONCE = 4_000_000
 
@@ -173,14 +174,20 @@ def _edges(
 
 def _touches(x: np.ndarray, z: np.ndarray, beside: np.ndarray, rows: slice) -> np.ndarray:
     """(rows, v) bool: the line from a vertex of `rows` to each vertex leaves the row vertex's
-    contour on one side, or runs along it."""
-    dx, dz = x[None] - x[rows, None], z[None] - z[rows, None]
-    least = _MIN_TURN_SIN * np.hypot(dx, dz)
+    contour on one side, or runs along it.
+
+    With u the direction to the contour point before or after, side = distance * sin of the angle
+    between the line and u; the contour is cut where the two sides have opposite signs."""
+    row_x, row_z = x[rows], z[rows]
+    others = np.stack([x, z, np.ones_like(x), x * x + z * z])  # (4, v)
     sides = []
     for k in (0, 2):
-        aside_x, aside_z = beside[rows, k] - x[rows], beside[rows, k + 1] - z[rows]
-        length = np.maximum(np.hypot(aside_x, aside_z), 1e-12)[:, None]
-        sides.append((dx * aside_z[:, None] - dz * aside_x[:, None]) / length)
-    before, after = sides
-    cuts = ((before > least) & (after < -least)) | ((before < -least) & (after > least))
-    return ~cuts  # NaN compares false: there is nothing to cut at a portal
+        u_x, u_z = beside[rows, k] - row_x, beside[rows, k + 1] - row_z
+        length = np.maximum(np.hypot(u_x, u_z), 1e-12)
+        u_x, u_z = u_x / length, u_z / length
+        sides.append(np.stack([u_z, -u_x, u_x * row_z - u_z * row_x], 1) @ others[:3])
+    ones = np.ones_like(row_x)
+    squared_m2 = np.stack([-2 * row_x, -2 * row_z, row_x**2 + row_z**2, ones], 1) @ others
+    product = sides[0] * sides[1]
+    squared_m2 *= -_ALONG_SIN
+    return ~(product < squared_m2)  # NaN compares false: there is nothing to cut at a portal

@@ -31,7 +31,7 @@ from vla_nav.simulators.stage import Stage
 
 _CLEARANCE_BEYOND_RADIUS_M = 0.35  # clearance is exact up to the radius plus this
 _MIN_ISLAND_M2 = 4.0
-_PROBE_SPACING_M = 0.4
+_PROBE_SPACING_M = 0.45
 _TOLERANCE_M = 1e-4
 
 
@@ -80,6 +80,7 @@ def find_walkable(
             f"{stage.path}: no floor with {height_m:g} m of headroom; "
             "check the scene's up axis and unit (metres)"
         )
+    columns = _drop_roofs(columns, max_climb_m)
     links, gap = _link(columns, rays, max_climb_m, height_m)
     clearance = find_clearance(columns, links, gap, radius_m + _CLEARANCE_BEYOND_RADIUS_M)
     is_walkable = clearance >= radius_m - _TOLERANCE_M
@@ -169,29 +170,46 @@ def _direction(d: int) -> np.ndarray:
     return np.array([[STEP_X[d], 0, STEP_Z[d]]], np.float32)
 
 
+def _drop_roofs(columns: Columns, max_climb_m: float) -> Columns:
+    """Without the places that cannot be climbed to from a covered floor, before they cost rays."""
+    if not columns.has_open_sky.any() or columns.has_open_sky.all():
+        return columns
+    ways = [_neighbour(columns, d, max_climb_m) for d in (0, 1)]
+    everywhere = np.ones(len(columns.column), bool)
+    return columns.only(_areas(columns, ways, everywhere) >= 0)
+
+
 def _islands(columns: Columns, links: np.ndarray, is_walkable: np.ndarray) -> np.ndarray:
     """(N,) int32 label of each walkable node's connected area, -1 elsewhere and where dropped."""
-    num_nodes = len(links)
+    return _areas(columns, [links[:, 0], links[:, 1]], is_walkable)
+
+
+def _areas(columns: Columns, ways: list[np.ndarray], is_member: np.ndarray) -> np.ndarray:
+    """(N,) int32 label of each member's connected area, -1 for other nodes and dropped areas.
+
+    ways: per direction the linked node of each node (N,), -1 for none. Open-sky areas are dropped
+    where covered ones exist, and so are areas much smaller than the largest.
+    """
+    num_nodes = len(is_member)
     rows, others = [], []
-    for d in (0, 1):
-        nodes = np.flatnonzero(is_walkable & (links[:, d] >= 0) & is_walkable[links[:, d]])
+    for way in ways:
+        nodes = np.flatnonzero(is_member & (way >= 0) & is_member[way])
         rows.append(nodes)
-        others.append(links[nodes, d])
+        others.append(way[nodes])
     rows, others = np.concatenate(rows), np.concatenate(others)
     graph = sp.csr_matrix((np.ones(len(rows), bool), (rows, others)), (num_nodes, num_nodes))
     count, label = connected_components(graph, directed=False)
 
-    members = label[is_walkable]
-    area_m2 = np.bincount(members, minlength=count) * columns.cell_m**2
+    area_m2 = np.bincount(label[is_member], minlength=count) * columns.cell_m**2
     open_m2 = columns.cell_m**2 * np.bincount(
-        members, weights=columns.has_open_sky[is_walkable], minlength=count
+        label[is_member], weights=columns.has_open_sky[is_member], minlength=count
     )
     kept = area_m2 > 0
     is_covered = kept & (open_m2 < 0.5 * area_m2)
-    if area_m2[is_covered].max(initial=0) >= min(_MIN_ISLAND_M2, 0.25 * area_m2.max()):
+    least_m2 = min(_MIN_ISLAND_M2, 0.25 * area_m2.max(initial=0))
+    if area_m2[is_covered].max(initial=0) >= least_m2:
         kept &= is_covered
-    largest = area_m2[kept].max(initial=0)
-    kept &= area_m2 >= min(_MIN_ISLAND_M2, 0.25 * largest)
+    kept &= area_m2 >= min(_MIN_ISLAND_M2, 0.25 * area_m2[kept].max(initial=0))
 
     numbered = np.where(kept, np.cumsum(kept) - 1, -1)
-    return np.where(is_walkable, numbered[label], -1).astype(np.int32)
+    return np.where(is_member, numbered[label], -1).astype(np.int32)
