@@ -117,7 +117,7 @@ def _other_token(packed: PackedTree, token: int, text: Tensor) -> PackedTree:
 
 
 def _other_frame(frames: Tensor, frame: int) -> Tensor:
-    """The frame table with one frame inverted (pixels) or shifted (features)."""
+    """The frame table with one frame inverted (a constant shift would vanish in a norm)."""
     changed = frames.clone()
-    changed[frame] = 255 - frames[frame] if frames.dtype == torch.uint8 else frames[frame] + 1
+    changed[frame] = 255 - frames[frame] if frames.dtype == torch.uint8 else -frames[frame]
     return changed

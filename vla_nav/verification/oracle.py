@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class Sample:
 
 
 # (model, path, frames) -> logits (n, V) at every token of the path.
-FlatForward = Callable[[nn.Module, PathTokens, Tensor], Tensor]
+FlatForward = Callable[[Any, PathTokens, Tensor], Tensor]
 
 
 class FlatResult(NamedTuple):
