@@ -30,6 +30,9 @@ from vla_nav.models.tokenizer import locate
 FAMILIES = ("qwen3", "mistral", "llama")
 SOURCES = ("config", "folder", "gguf")
 ATTENTION_NAME = "vla_nav"
+_NO_ARCHITECTURE = frozenset(  # keys of a transformers config that say where it came from
+    ("model_type", "transformers_version", "architectures", "dtype", "quantization_config")
+)
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 Attend = Callable[[Tensor, Tensor, Tensor, int, float], Tensor]
@@ -93,9 +96,11 @@ class Backbone(nn.Module):
 
     def architecture(self) -> dict[str, Any]:
         """Keywords of a `config` backbone of the same shape; its weights are stored elsewhere."""
-        options = self.model.config.to_diff_dict()
-        for key in ("model_type", "transformers_version", "architectures", "dtype", "torch_dtype"):
-            options.pop(key, None)
+        options = {
+            key: value
+            for key, value in self.model.config.to_diff_dict().items()
+            if key not in _NO_ARCHITECTURE and not key.startswith("_")
+        }
         return {"source": "config", "family": self.model.config.model_type, "options": options}
 
 
@@ -178,6 +183,7 @@ def _from_config(config: BackboneConfig, num_text: int) -> Backbone:
 
 def _from_files(config: BackboneConfig, num_text: int) -> Backbone:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     path = locate(
         config.path or "", key="models.backbone.path", is_folder=config.source == "folder"
@@ -185,6 +191,8 @@ def _from_files(config: BackboneConfig, num_text: int) -> Backbone:
     folder, extra = (
         (path, {}) if config.source == "folder" else (path.parent, {"gguf_file": path.name})
     )
+    has_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try:
         causal = AutoModelForCausalLM.from_pretrained(
             str(folder),
@@ -198,6 +206,9 @@ def _from_files(config: BackboneConfig, num_text: int) -> Backbone:
     except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise UserError(f"models.backbone.path={config.path}: not loadable ({reason})") from None
+    finally:
+        if has_bars:
+            logging.enable_progress_bar()
     check_architecture(causal.config)
     is_tied = bool(causal.config.tie_word_embeddings)
     return Backbone(causal.model, None if is_tied else causal.lm_head)

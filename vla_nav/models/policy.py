@@ -250,24 +250,33 @@ class VLAPolicy:
                 else:
                     token = self._choose(row.numpy(), chosen[b], states[b].rng)
                 chosen[b] = (*chosen[b], token)
-            wanting = [b for b in active if self._is_open(chosen[b], forced.get(slots[b]))]
-            active = np.array(wanting, dtype=np.int64)
+            active = np.array([b for b in active if self._is_open(chosen[b], forced.get(slots[b]))])
             if len(active):
-                ids = torch.tensor([chosen[b][-1] for b in active], device=self._device)
-                rows = [states[b].row for b in active]
-                places = np.array(
-                    [
-                        self._cache.length[states[b].row] + leaves[b] + len(chosen[b]) - 1
-                        for b in active
-                    ]
-                )
-                embedded = self.model.own_embedding(ids)
-                ones = np.ones(len(active), dtype=np.int64)
-                hidden = self._forward(rows, places, ones, embedded, np.arange(len(active)))[:, 0]
+                hidden = self._next_hidden(states, chosen, active, leaves)
         for slot, tokens, rows in zip(slots, chosen, seen, strict=True):
             self.last_logits[slot] = torch.stack(rows)
             self.last_tokens[slot] = tokens
         return chosen
+
+    def _next_hidden(
+        self,
+        states: Sequence[_Slot],
+        chosen: Sequence[tuple[int, ...]],
+        active: np.ndarray,
+        leaves: np.ndarray,
+    ) -> Tensor:
+        """Hidden (active, E) after each active slot's last chosen token, a leaf token."""
+        # Rows that have finished ride along while they are few: leaving them out copies the cache.
+        among = np.arange(len(states)) if 2 * len(active) > len(states) else active
+        counts = np.isin(among, active).astype(np.int64)
+        places = np.array(
+            [self._cache.length[states[b].row] + leaves[b] + len(chosen[b]) - 1 for b in among]
+        )
+        ids = torch.tensor([max(chosen[b][-1], 0) for b in among], device=self._device)
+        embedded = self.model.own_embedding(ids)
+        rows = [states[b].row for b in among]
+        hidden = self._forward(rows, places, counts, embedded, np.arange(len(among)))[:, 0]
+        return hidden[torch.from_numpy(np.flatnonzero(counts))]
 
     def _choose(self, logits: np.ndarray, prefix: tuple[int, ...], rng: np.random.Generator) -> int:
         """A local action id, or -1 for a token that is no action (unconstrained only)."""
@@ -289,7 +298,7 @@ class VLAPolicy:
             return len(tokens) < len(forced)
         if len(tokens) >= self.space.max_length or tokens[-1] < 0:
             return False
-        is_inside = len(tokens) == 1 or bool(self.space.allowed(tokens[:-1])[tokens[-1]])
+        is_inside = bool(self.space.allowed(tokens[:-1])[tokens[-1]])
         return is_inside and bool(self.space.allowed(tokens).any())
 
     def _finish(

@@ -8,7 +8,7 @@ label by label) of (tokens of the label, V_out).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from vla_nav.models.policy import VLAPolicy
 from vla_nav.models.prompt import PromptBuilder
 from vla_nav.models.vla import VLA
 from vla_nav.simulators.protocol import Observation
-from vla_nav.tree import PrefixTree, pack, path_token_index
+from vla_nav.tree import Path, PrefixTree, pack, path_token_index
 from vla_nav.vision.frames import as_rgb, resize_frames
 
 
@@ -74,10 +74,15 @@ def training_logits(
     )
     plan = backend(model.attention_name).plan(packed)
     logits = model(packed, pixels, plan)  # (M, V)
-    place = {int(token): m for m, token in enumerate(packed.target_index)}
-    found: list[Tensor] = [torch.empty(0)] * len(paths)
-    for number, source_path in enumerate(tree.path_source.tolist()):
-        num_label = len(paths[source_path].segments[-1])
-        label = path_token_index(tree, number)[-num_label:]
-        found[source_path] = logits[[place[int(token)] for token in label]].float()
+    return [logits[rows].float() for rows in label_rows(tree, paths)]
+
+
+def label_rows(tree: PrefixTree, paths: Sequence[Path]) -> list[list[int]]:
+    """For each path, the targets (rows of the logits) of its last segment, the label's tokens."""
+    row_of = {int(token): row for row, token in enumerate(tree.target_index)}
+    found: list[list[int]] = [[] for _ in paths]
+    for number, source in enumerate(tree.path_source.tolist()):
+        num_label = len(paths[source].segments[-1])
+        tokens = path_token_index(tree, number)[-num_label:]
+        found[source] = [row_of[int(token)] for token in tokens]
     return found
