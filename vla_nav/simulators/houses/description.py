@@ -57,6 +57,12 @@ class RouteDescription:
     goal: PlacedObject
     goal_side: str
 
+    @property
+    def living_rooms(self) -> tuple[str, ...]:
+        """Names of the rooms visited that are neither corridor nor stairs."""
+        rooms = [leg.room for leg in self.legs]
+        return tuple(room.name for room in rooms if room.kind not in ("corridor", "stairs"))
+
 
 def describe_route(
     plan: Plan,

@@ -55,18 +55,14 @@ def _phrase(route: RouteDescription, rng: np.random.Generator, *, has_landmark: 
             f"{opening} {_one(rng, ('leave', 'exit', 'walk out of'))} the {first.room.kind}"
         )
     else:
-        sentences.append(
-            f"{opening} {_one(rng, ('go from', 'walk from'))} the {first.room.kind} "
-            f"into the {following.room.kind}"
-        )
+        sentences.append(f"{opening} go from the {first.room.kind} into the {following.room.kind}")
     for leg, target in pairwise(legs[1:]):
         if leg.room.kind == "corridor":
             sentences.append(_along_corridor(leg, target, rng, hall, your, has_landmark))
         elif leg.room.kind != "stairs":
-            sentences.append(
-                f"{_one(rng, ('go through', 'cross', 'walk through'))} the {leg.room.kind} "
-                + f" to the {hall if target.room.kind == 'corridor' else target.room.kind}"
-            )
+            way = _one(rng, ("go through", "cross", "walk through"))
+            to = hall if target.room.kind == "corridor" else target.room.kind
+            sentences.append(f"{way} the {leg.room.kind} to the {to}")
     sentences.append(_ending(route, rng, your))
     return " ".join(sentence[0].upper() + sentence[1:] + "." for sentence in sentences)
 
@@ -74,7 +70,7 @@ def _phrase(route: RouteDescription, rng: np.random.Generator, *, has_landmark: 
 def _start(leg: Leg, rng: np.random.Generator) -> str:
     """The first turn, up to the next verb: `turn left and`."""
     if leg.turn == "straight":
-        return _one(rng, ("go straight ahead and", "walk forward and", "go straight and"))
+        return _one(rng, ("go straight ahead and", "walk forward and", "walk straight and"))
     if leg.turn == "around":
         return _one(rng, ("turn around and", "turn back and"))
     if leg.turn.startswith("slight "):

@@ -21,6 +21,7 @@ from vla_nav.simulators.protocol import Simulator
 _MIN_RIVALS = 2  # other objects of the goal's kind or colour, so that the words are needed
 _MIN_GOAL_TO_DOOR_M = 2.1  # a goal lies inside its room, not at its door
 _START_TO_WALL_M = 0.5
+_MAX_ROOMS = 3  # start, goal and one between; longer chains take too many words
 _TRIES_PER_ROUTE = 12
 _HEADING_STEP_DEG = 30  # start headings are multiples, as in R2R-CE v1-3
 
@@ -164,6 +165,6 @@ def _route(
         return None
     path = simulator.shortest_path(start, goal).points
     description = describe_route(house.plan, house.objects, path, start_yaw_rad=yaw, goal=item)
-    if description is None:
+    if description is None or len(description.living_rooms) > _MAX_ROOMS:
         return None
     return Route(start, yaw, goal, item, distance, path, description)
