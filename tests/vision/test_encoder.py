@@ -196,7 +196,7 @@ def test_fingerprint_does_not_change_with_use():
         ({"name": "test_vit", "num_tokens": 5}, "vision.num_tokens=5: not a square"),
         ({"name": "test_vit", "num_pooled": 2}, "vision.num_pooled=2: not a square"),
         ({"name": "test_vit", "image_size": 0}, "vision.image_size=0"),
-        ({"name": "test_vit", "image_size": 40}, "vision.image_size=40"),
+        ({"name": "test_vit", "image_size": 40}, r"vision.image_size=\[40, 40\]: 'test_vit'"),
         ({"name": "test_vit", "feature_index": 6}, "allowed: -6 to 5"),
         ({"name": "test_vit", "model_kwargs": {"widht": 3}}, "unexpected keyword argument 'widht'"),
         ({"name": "test_vit", "weights": "/no/such.pth"}, "no such file"),

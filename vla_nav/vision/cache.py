@@ -156,7 +156,10 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     path = folder / MANIFEST
     if not path.exists():
         return None
-    manifest = read_json(path)
+    try:
+        manifest = read_json(path)
+    except UserError as error:
+        raise UserError(f"{error}; delete this file and run `vla-nav encode` again") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{path}: not the manifest of a '{FORMAT}'; choose another folder")
     return manifest

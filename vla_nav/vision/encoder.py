@@ -17,7 +17,6 @@ Axes: F frames, H x W pixels, h x w grid, D feature channels.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -28,15 +27,14 @@ from torch import Tensor, nn
 
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.vision.frames import resize_frames
+from vla_nav.vision.timm_models import as_size, create_model, data_config, first_line
 from vla_nav.vision.tokens import as_grid, grid_side, pool_grid
-from vla_nav.vision.weights import load_weights, locate_weights
 
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_HUB = "hub"
 
 
 class TimmEncoder(nn.Module):
@@ -72,9 +70,9 @@ class TimmEncoder(nn.Module):
         self.name, self.is_frozen, self.dtype = name, freeze, DTYPES[dtype]
         self.feature_index = feature_index
         self.model_kwargs = dict(model_kwargs or {})
-        self.model = _create_model(name, weights, image_size, seed, self.model_kwargs)
-        settings = _data_config(self.model)
-        self.image_size = _as_size(image_size) or settings["input_size"][-2:]
+        self.model = create_model(name, weights, image_size, seed, self.model_kwargs)
+        settings = data_config(self.model)
+        self.image_size = as_size(image_size) or settings["input_size"][-2:]
         self.mean, self.std = tuple(settings["mean"]), tuple(settings["std"])  # of RGB in [0, 1]
         if feature_index is not None:
             self._keep_stages_up_to(feature_index)
@@ -174,7 +172,7 @@ class TimmEncoder(nn.Module):
         except (AssertionError, RuntimeError, ValueError, TypeError) as error:
             raise UserError(
                 f"vision.image_size={list(self.image_size)}: '{self.name}' cannot take images of "
-                f"this size: {_first_line(error)}"
+                f"this size: {first_line(error)}"
             ) from None
         return (grid.shape[1], grid.shape[2]), grid.shape[3]
 
@@ -219,61 +217,6 @@ class TimmEncoder(nn.Module):
             )
         self._kept_stage = feature_index % num_stages
         self.model.prune_intermediate_layers([self._kept_stage])
-
-
-def _create_model(
-    name: str,
-    weights: str | None,
-    image_size: int | tuple[int, int] | None,
-    seed: int,
-    model_kwargs: Mapping[str, Any],
-) -> nn.Module:
-    import timm  # takes seconds to import; caches and loader workers do without it
-
-    architecture = name.partition(".")[0]
-    if not timm.is_model(architecture):
-        near = difflib.get_close_matches(architecture, timm.list_models(), n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise UserError(f"vision.name={name}: not a timm model; {hint}allowed: timm.list_models()")
-    arguments = dict(model_kwargs)
-    try:
-        settings = timm.get_pretrained_cfg(name, allow_unregistered=True)
-    except RuntimeError as error:
-        raise UserError(f"vision.name={name}: {error} Allowed: timm.list_pretrained()") from None
-    if image_size is not None and settings is not None and settings.fixed_input_size:
-        arguments.setdefault("img_size", _as_size(image_size))
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = timm.create_model(name, pretrained=weights == _HUB, num_classes=0, **arguments)
-    except (TypeError, AssertionError, RuntimeError, ValueError, OSError) as error:
-        raise UserError(
-            f"vision.name={name}: timm cannot build it with vision.weights={weights}, "
-            f"vision.image_size={image_size}, vision.model_kwargs={dict(model_kwargs)}: "
-            f"{_first_line(error)}"
-        ) from None
-    if weights not in (None, _HUB):
-        load_weights(model, locate_weights(weights))
-    return model
-
-
-def _data_config(model: nn.Module) -> dict[str, Any]:
-    from timm.data import resolve_model_data_config
-
-    return resolve_model_data_config(model)
-
-
-def _as_size(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    if image_size is None:
-        return None
-    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    if height < 1 or width < 1:
-        raise UserError(f"vision.image_size={image_size}: allowed: positive pixels")
-    return int(height), int(width)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _side_of(key: str, num_tokens: int) -> int:
