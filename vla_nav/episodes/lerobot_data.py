@@ -50,9 +50,10 @@ class Part:
         """Split a part file's table; nothing is copied but offsets."""
         names = [image_key(name) for name in layout.image_names(conventions)]
         lists = {name: table.column(name).combine_chunks() for name in (*names, *STEP_COLUMNS)}
-        steps = {name: column.flatten() for name, column in lists.items()}
         offsets = lists["observation.state"].offsets.to_numpy()
-        image_bytes = np.zeros(int(offsets[-1] - offsets[0]) + 1, np.int64)
+        first, num_steps = int(offsets[0]), int(offsets[-1] - offsets[0])
+        steps = {name: column.values.slice(first, num_steps) for name, column in lists.items()}
+        image_bytes = np.zeros(num_steps + 1, np.int64)
         for name in names:
             data = steps[name].field("bytes")
             if len(data):
@@ -61,7 +62,7 @@ class Part:
         return Part(
             episodes=table.select(list(EPISODE_FIELDS)),
             steps=pa.table(steps),
-            offsets=offsets - offsets[0],
+            offsets=offsets - first,
             image_bytes=image_bytes,
             clips=table.column("clips").combine_chunks(),
             sums=table.column("image_sums").combine_chunks(),

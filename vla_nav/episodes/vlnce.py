@@ -19,6 +19,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def read_vlnce(
             truth = truths.get(episode.episode_id)
             where = f"{gt}: episode {episode.episode_id}"
             check_ground_truth(truth, episode, where)
-            episode.metadata["ground_truth"] = truth  # type: ignore[index]
+            metadata = {**episode.metadata, "ground_truth": truth}
+            episode = replace(episode, metadata=metadata)
         yield episode
 
 
