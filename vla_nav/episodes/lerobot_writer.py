@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from vla_nav.episodes.episode_rows import EPISODE_FIELDS, KEY_COLUMNS, episode_name, to_row
@@ -27,7 +26,6 @@ from vla_nav.episodes.frames import encode_png, frame_key
 from vla_nav.episodes.lerobot_finalise import disk_space_errors, finalise, open_part
 from vla_nav.episodes.lerobot_layout import (
     CONVENTIONS,
-    EPISODES_PATH,
     IMAGE_TYPE,
     INFO,
     PARTS,
@@ -38,6 +36,7 @@ from vla_nav.episodes.lerobot_layout import (
     image_names,
     video_names,
 )
+from vla_nav.episodes.lerobot_reader import LeRobotDataset
 from vla_nav.episodes.step_columns import STEP_COLUMNS, image_sums, step_columns
 from vla_nav.episodes.types import Camera, Embodiment, Episode
 from vla_nav.episodes.video import encode_clip
@@ -226,18 +225,17 @@ def part_schema(conventions: Conventions) -> pa.Schema:
 
 
 def completed_episodes(root: str | Path) -> set[EpisodeKey]:
-    """(dataset, split, role, episode_id) of every episode that is already on disk under `root`."""
+    """(dataset, split, role, episode_id) of every episode that is already on disk under `root`.
+
+    Raises `UserError` where a part or the finished data set is damaged.
+    """
     root = Path(root)
     if (root / INFO).exists():
-        folder = (root / EPISODES_PATH).parent.parent
-        tables = [pq.read_table(p, columns=list(KEY_COLUMNS)) for p in folder.rglob("*.parquet")]
-    else:
-        paths = sorted((root / PARTS).glob("part-*.arrow"))
-        tables = [open_part(path).select(list(KEY_COLUMNS)) for path in paths]
+        return set(LeRobotDataset(root).keys())
     return {
         key
-        for table in tables
-        for key in zip(*(table.column(name).to_pylist() for name in KEY_COLUMNS), strict=True)
+        for path in sorted((root / PARTS).glob("part-*.arrow"))
+        for key in zip(*(open_part(path)[name].to_pylist() for name in KEY_COLUMNS), strict=True)
     }
 
 
