@@ -234,8 +234,8 @@ def completed_episodes(root: str | Path) -> set[EpisodeKey]:
         return set(LeRobotDataset(root).keys())
     return {
         key
-        for path in sorted((root / PARTS).glob("part-*.arrow"))
-        for key in zip(*(open_part(path)[name].to_pylist() for name in KEY_COLUMNS), strict=True)
+        for table in map(open_part, sorted((root / PARTS).glob("part-*.arrow")))
+        for key in zip(*(table[name].to_pylist() for name in KEY_COLUMNS), strict=True)
     }
 
 
