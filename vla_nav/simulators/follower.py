@@ -145,8 +145,11 @@ class GreedyFollower:
             turns = self._turns_to(pose, route.heading(x, z))
             tried, after, has_collided = self._turn_and_step(pose, turns)
             if has_collided:
-                tried, after, _ = self._best_step(pose, turns)
                 route = None
+                distance = self._distance(pose)
+                if distance <= self._stop_radius_m:
+                    continue
+                tried, after, _ = self._best_step(pose, turns, distance)
             primitives += tried
             poses += after
             pose = poses[-1]
@@ -174,9 +177,8 @@ class GreedyFollower:
         poses.append(stepped)
         return primitives, poses, has_collided
 
-    def _best_step(self, pose: Pose, turns: int) -> _Try:
-        """The step near a heading that leaves the least distance to the goal."""
-        distance = self._distance(pose)
+    def _best_step(self, pose: Pose, turns: int, distance: float) -> _Try:
+        """The step near a heading that leaves the least of `distance` to the goal."""
         best: _Try | None = None
         for offset in self._offsets:
             primitives, poses, _ = self._turn_and_step(pose, self._shortest_turn(turns + offset))

@@ -46,6 +46,7 @@ class GoalField:
         vertices = graph.on_sheet[goal.sheet]
         points = graph.points[vertices]
         seen = graph.is_visible(goal.sheet, goal.point, points)
+        self.is_hidden = len(seen) > 0 and not seen.any()  # sees no vertex of its sheet
         legs = np.linalg.norm(points[seen] - goal.point, axis=1)
         # The goal joins the graph as one more vertex with edges outward.
         lengths = graph.graph

@@ -9,13 +9,14 @@ stage (triangles) -> rays (Embree) -+-> renderer                            obse
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from vla_nav.episodes.types import Embodiment, Pose
 from vla_nav.errors import UserError
-from vla_nav.simulators.geodesic import GoalField, Place
+from vla_nav.simulators.geodesic import NO_WAY, FirstLeg, GoalField, Place
 from vla_nav.simulators.motion import Mover
 from vla_nav.simulators.protocol import GeodesicPath, Motion, Observation
 from vla_nav.simulators.rays import RayScene
@@ -29,7 +30,7 @@ Point = tuple[float, float, float]
 _SNAP_M = 1.0  # a point farther from the walkable area than this is not on it
 _SNAP_ASIDE_M = 0.15  # nearer points are moved straight away from the obstacle, not to a cell
 _FIELDS_KEPT = 64
-_VIEW_MARGIN_M = 0.01  # places stand this far off the walls, so that they can see along them
+_VIEW_MARGINS_M = (0.01, 0.03)  # how far off the walls places stand, to see along them
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +146,19 @@ class MeshSimulator:
         return Observation(pose, rgb, depth, labels)
 
     def geodesic_distance(self, start: Point, goals: list[Point]) -> float:
-        place = self._place_at(start)
-        if place is None:
-            return math.inf
-        fields = [known for known in map(self._field, goals) if known is not None]
-        return min((known.first_leg(place).distance_m for known in fields), default=math.inf)
+        self._loaded()
+        known = [field for field in map(self._field, goals) if field is not None]
+        return min(
+            (self._first_leg(start, field)[1].distance_m for field in known), default=math.inf
+        )
 
     def shortest_path(self, start: Point, goal: Point) -> GeodesicPath:
-        place, known = self._place_at(start), self._field(goal)
-        if place is None or known is None:
-            return GeodesicPath(math.inf, np.zeros((0, 3)))
-        leg = known.first_leg(place)
-        if not math.isfinite(leg.distance_m):
-            return GeodesicPath(math.inf, np.zeros((0, 3)))
-        return GeodesicPath(leg.distance_m, known.path(place, leg))
+        known = self._field(goal)
+        if known is not None:
+            place, leg = self._first_leg(start, known)
+            if place is not None and math.isfinite(leg.distance_m):
+                return GeodesicPath(leg.distance_m, known.path(place, leg))
+        return GeodesicPath(math.inf, np.zeros((0, 3)))
 
     def snap(self, point: Point) -> Point | None:
         scene = self._loaded()
@@ -191,30 +191,50 @@ class MeshSimulator:
         self._scene = None
         self._pose = None
 
-    def _place_at(self, point: Point) -> Place | None:
-        """The walkable place at a point, a hair off the walls; None off the walkable area."""
-        scene = self._loaded()
-        snapped = self.snap(point)
-        if snapped is None:
-            return None
-        x, y, z = snapped
-        node = scene.mover.node_at(x, y, z)
-        off_x, off_z = scene.mover.off_the_wall(node, x, z, _VIEW_MARGIN_M)
-        off_node = scene.mover.node_at(off_x, y, off_z)
-        if off_node >= 0 and scene.can_enter[off_node]:
-            node, x, z = off_node, off_x, off_z
-        return Place(np.array((x, y, z)), int(scene.graph.sheets.label[node]))
+    def _first_leg(self, start: Point, known: GoalField) -> tuple[Place | None, FirstLeg]:
+        """The way from a point to a goal, and the place that it was seen from."""
+        place, leg = None, NO_WAY
+        for place in self._places(start):
+            leg = known.first_leg(place)
+            if math.isfinite(leg.distance_m):
+                break
+        return place, leg
 
     def _field(self, goal: Point) -> GoalField | None:
         """The field of a goal, kept for later queries; None for a goal off the walkable area."""
         scene = self._loaded()
         key = (float(goal[0]), float(goal[1]), float(goal[2]))
         if key not in scene.fields:
-            place = self._place_at(key)
+            found = None
+            for place in self._places(key):
+                found = GoalField(scene.graph, place)
+                if not found.is_hidden:
+                    break
             if len(scene.fields) >= _FIELDS_KEPT:
                 scene.fields.pop(next(iter(scene.fields)))
-            scene.fields[key] = None if place is None else GoalField(scene.graph, place)
+            scene.fields[key] = found
         return scene.fields[key]
+
+    def _places(self, point: Point) -> Iterator[Place]:
+        """Places to look from at a point, a hair off the walls; nothing off the walkable area.
+
+        The first nearly always serves. In a nook of the clearance's contour, where the straight
+        pieces that stand for it cut in, more distance or a cell's centre is needed."""
+        scene = self._loaded()
+        snapped = self.snap(point)
+        if snapped is None:
+            return
+        x, y, z = snapped
+        label = scene.graph.sheets.label
+        node = scene.mover.node_at(x, y, z)
+        for margin_m in _VIEW_MARGINS_M:
+            off_x, off_z = scene.mover.off_the_wall(node, x, z, margin_m)
+            off_node = scene.mover.node_at(off_x, y, off_z)
+            if off_node >= 0 and scene.can_enter[off_node]:
+                yield Place(np.array((off_x, y, off_z)), int(label[off_node]))
+        offset = scene.points - np.array(snapped)
+        x, y, z = scene.points[int(np.einsum("ij,ij->i", offset, offset).argmin())].tolist()
+        yield Place(np.array((x, y, z)), int(label[scene.mover.node_at(x, y, z)]))
 
     def _loaded(self) -> _Scene:
         if self._scene is None:
