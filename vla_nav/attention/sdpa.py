@@ -21,7 +21,7 @@ call, R query rows, C keys of a job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -101,10 +101,18 @@ class _Job(NamedTuple):
 def plan(packed: PackedTree, *, max_rows: int = MAX_ROWS) -> SdpaPlan:
     """Cut the pack into jobs of at most `max_rows` masked rows and batch them into calls."""
     subtree_end = packed.subtree_end.numpy()
-    trunks, chunks = _jobs(subtree_end, max_rows)
+    covered = np.concatenate([[0], np.maximum.accumulate(subtree_end)[:-1]])
+    roots = np.flatnonzero(covered <= np.arange(len(subtree_end)))  # no earlier subtree reaches it
+    is_alone = subtree_end[roots] == roots + 1
+    alone, roots = roots[is_alone], roots[~is_alone]
+    trunks, chunks = _jobs(subtree_end, roots, max_rows)
     calls: list[Call] = []
     out_index = np.empty(len(subtree_end), dtype=np.int64)
-    position = 0
+    position = len(alone)
+    if position:  # trees of one token, padding mostly: all at once
+        out_index[alone] = np.arange(position)
+        index = torch.from_numpy(alone[:, None])  # (J, 1)
+        calls.append(Call(index, index, None))
     for jobs, is_causal in ((trunks, True), (chunks, False)):
         for batch in _batches(jobs):
             num_rows = max(job.num_rows for job in batch)
@@ -155,38 +163,39 @@ def _gather(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return taken.view(batch * jobs, rows, heads, dim).transpose(1, 2)
 
 
-def _jobs(subtree_end: Int32Array, max_rows: int) -> tuple[list[_Job], list[_Job]]:
-    """The trunk of every tree, and chunks of the rows behind it."""
-    num_tokens = len(subtree_end)
-    run_stops = np.flatnonzero(subtree_end == np.arange(1, num_tokens + 1)) + 1
+def _jobs(subtree_end: Int32Array, roots: IntArray, max_rows: int) -> tuple[list[_Job], list[_Job]]:
+    """The trunks of the trees at `roots` (more than one token each), and chunks of their other
+    rows."""
+    leaves = np.flatnonzero(subtree_end == np.arange(1, len(subtree_end) + 1))
+    first = np.searchsorted(leaves, roots).tolist()  # each tree's first leaf ends its trunk
+    last = np.searchsorted(leaves, subtree_end[roots]).tolist()
+    stops = (leaves + 1).tolist()
     trunks: list[_Job] = []
     chunks: list[_Job] = []
-    nothing = np.empty(0, dtype=np.int64)
-    tree_start = tree_stop = start = 0  # the tree that we are in, the chunk's first row
-    previous = 0  # where the run before this one stopped
-    for stop in run_stops.tolist():
-        if previous == tree_stop:  # a new tree begins: this run is its trunk
-            tree_start, tree_stop = previous, int(subtree_end[previous])
-            trunks.append(_Job(previous, stop, nothing))
-            start = stop
-        else:
-            if previous > start and stop - start > max_rows:
-                chunks.append(_chunk(subtree_end, tree_start, start, previous))
-                start = previous
-            num_cuts = -(-(stop - start) // max_rows)
-            if num_cuts > 1:  # one long run, in equal chunks
-                bounds = np.linspace(start, stop, num_cuts + 1).astype(np.int64).tolist()
-                chunks += [_chunk(subtree_end, tree_start, a, b) for a, b in pairwise(bounds)]
-                start = stop
-            elif stop == tree_stop:
-                chunks.append(_chunk(subtree_end, tree_start, start, stop))
-        previous = stop
+    for root, low, high in zip(roots.tolist(), first, last, strict=True):
+        trunks.append(_Job(root, stops[low], np.empty(0, dtype=np.int64)))
+        for start, stop in _row_chunks(stops[low:high], max_rows):
+            ancestors = np.flatnonzero(subtree_end[root:start] > start) + root
+            chunks.append(_Job(start, stop, ancestors))
     return trunks, chunks
 
 
-def _chunk(subtree_end: Int32Array, tree_start: int, start: int, stop: int) -> _Job:
-    ancestors = np.flatnonzero(subtree_end[tree_start:start] > start) + tree_start
-    return _Job(start, stop, ancestors)
+def _row_chunks(stops: list[int], max_rows: int) -> Iterator[tuple[int, int]]:
+    """Cut the rows stops[0] .. stops[-1] - 1 into chunks of whole runs where they fit; a longer run
+    gives equal chunks of its own."""
+    start = previous = stops[0]
+    for stop in stops[1:]:
+        if stop - start > max_rows and previous > start:
+            yield start, previous
+            start = previous
+        if stop - start > max_rows:
+            num_cuts = -(-(stop - start) // max_rows)
+            bounds = np.linspace(start, stop, num_cuts + 1).astype(np.int64).tolist()
+            yield from pairwise(bounds)
+            start = stop
+        previous = stop
+    if previous > start:
+        yield start, previous
 
 
 def _batches(jobs: list[_Job]) -> list[list[_Job]]:
@@ -231,8 +240,9 @@ def _masked_call(batch: Sequence[_Job], subtree_end: Int32Array) -> Call:
         k_index[j, :num_ancestors] = job.ancestors
         k_index[j, num_ancestors : job.num_keys] = np.arange(job.start, job.stop)
         is_key[j, : job.num_keys] = True
-    key_end = np.where(is_key, subtree_end[k_index], 0).astype(np.int64)
-    mask = is_visible(q_index[:, :, None], k_index[:, None, :], key_end[:, None, :])  # (J, R, C)
+    key_end = np.where(is_key, subtree_end[k_index], 0).astype(np.int32)
+    rows, keys = q_index.astype(np.int32), k_index.astype(np.int32)
+    mask = is_visible(rows[:, :, None], keys[:, None, :], key_end[:, None, :])  # (J, R, C)
     return Call(
         torch.from_numpy(q_index), torch.from_numpy(k_index), torch.from_numpy(mask)[:, None]
     )

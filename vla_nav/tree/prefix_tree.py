@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -203,11 +204,14 @@ def _lay_out(root: TrieNode) -> _Layout:
 
 
 def _lightest_first(piece: TrieNode) -> list[TrieNode]:
-    """The children for a stack: heaviest last. Siblings always differ in their keys."""
-    children = list(piece.children.values())
-    if len(children) > 1:
-        children.sort(key=lambda child: (-child.weight, child.keys.tolist()), reverse=True)
-    return children
+    """The children for a stack: heaviest last. Siblings always differ in their merge keys."""
+    if len(piece.children) < 2:
+        return list(piece.children.values())
+    keyed = [
+        (-child.weight, isinstance(key, tuple), key, child) for key, child in piece.children.items()
+    ]
+    keyed.sort(key=itemgetter(0, 1, 2), reverse=True)
+    return [child for *_, child in keyed]
 
 
 def _path_order(paths: Sequence[Path], ends: list[Place]) -> list[int]:
