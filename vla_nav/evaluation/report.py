@@ -21,6 +21,7 @@ from rich.table import Table as ConsoleTable
 from vla_nav.evaluation.aggregate import aggregate
 from vla_nav.evaluation.metrics import DEFINITIONS
 from vla_nav.evaluation.pictures import MAPS, VIDEOS
+from vla_nav.evaluation.results import key_of
 from vla_nav.evaluation.slots import Timing
 from vla_nav.files import atomic_path, write_json
 
@@ -44,10 +45,12 @@ def write_report(
 
     num_expected: episodes per row. facts: what the results have in common (run.json).
     """
+    # In one order, so that sums do not depend on the order in which episodes ended.
+    ordered = sorted(records, key=lambda record: (rows.index(record["row"]), key_of(record)))
     table = [
         aggregate(
             name,
-            [record for record in records if record["row"] == name],
+            [record for record in ordered if record["row"] == name],
             num_expected=num_expected,
             flag_policy=flag_policy,
             seed=seed,
@@ -68,7 +71,6 @@ def write_report(
         "timing": _timing(timing),
     }
     write_json(folder / "report.json", report)
-    ordered = sorted(records, key=lambda record: (rows.index(record["row"]), record["episode_id"]))
     page = (
         _environment()
         .get_template(_TEMPLATE)

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgpack
 import numpy as np
 
 from vla_nav.episodes.types import Embodiment, Pose
@@ -44,6 +45,10 @@ class Worker(Protocol):
         """The method's value; `UserError` and `WorkerFaultError` as raised there."""
         ...
 
+    def kill(self) -> None:
+        """Make a call in progress in another thread raise."""
+        ...
+
     def close(self) -> None:
         """End it; safe to call twice."""
         ...
@@ -61,6 +66,9 @@ class LocalWorker:
     def call(self, method: str, **arguments: Any) -> Any:
         """See `Worker`."""
         return _value(answer(self._host, {"method": method, "arguments": arguments}))
+
+    def kill(self) -> None:
+        """Nothing to do: calls run in the caller's thread."""
 
     def close(self) -> None:
         """Drop the host and its scenes."""
@@ -120,10 +128,13 @@ class WorkerProcess:
             raise WorkerDiedError(self._epitaph("closed its input")) from None
         return _value(self._receive())
 
+    def kill(self) -> None:
+        """End the process at once, from any thread; a call in progress raises."""
+        self._process.kill()
+
     def close(self) -> None:
         """End the process at once; its state is nothing worth saving."""
-        if self._process.poll() is None:
-            self._process.kill()
+        self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._log):
             if stream is not None:
@@ -152,7 +163,10 @@ class WorkerProcess:
                 count -= len(part)
             return b"".join(parts)
 
-        return read_frame(read)
+        try:
+            return read_frame(read)
+        except (ValueError, msgpack.UnpackException) as error:
+            raise WorkerDiedError(self._epitaph(f"broke the protocol ({error})")) from None
 
     def _epitaph(self, what: str) -> str:
         self._log.seek(0, os.SEEK_END)

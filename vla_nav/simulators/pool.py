@@ -14,19 +14,19 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from vla_nav.episodes.types import Embodiment
-from vla_nav.errors import UserError
 from vla_nav.simulators.client import (
     LocalWorker,
     Worker,
     WorkerDiedError,
-    WorkerFaultError,
     WorkerProcess,
 )
 
 _MAX_STARTS_IN_A_ROW = 3  # a worker that cannot even start is a fault of the set-up
+_JOIN_S = 10.0
 
 
 class AgentLostError(RuntimeError):
@@ -67,7 +67,9 @@ class SimulatorPool:
 
         self.num_lanes = max(1, num_workers)
         self._answers: queue.SimpleQueue[Completed] = queue.SimpleQueue()
-        self._lanes = [_Lane(start, self._answers) for _ in range(self.num_lanes)]
+        with ThreadPoolExecutor(self.num_lanes) as starters:  # a start is a second of imports
+            starts = [starters.submit(start) for _ in range(self.num_lanes)]
+        self._lanes = [_Lane(start, one.result(), self._answers) for one in starts]
         if num_workers:
             for lane in self._lanes:
                 lane.run_in_thread()
@@ -106,7 +108,12 @@ class SimulatorPool:
 class _Lane:
     """One worker, its queue, and which agents live in it."""
 
-    def __init__(self, start: Callable[[], Worker], answers: queue.SimpleQueue[Completed]) -> None:
+    def __init__(
+        self,
+        start: Callable[[], Worker],
+        worker: Worker,
+        answers: queue.SimpleQueue[Completed],
+    ) -> None:
         self._start = start
         self._answers = answers
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
@@ -114,7 +121,7 @@ class _Lane:
         self._is_closing = False
         self._agents: set[int] = set()
         self.num_restarts = 0
-        self.worker: Worker | None = start()
+        self.worker: Worker | None = worker
 
     def run_in_thread(self) -> None:
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -128,11 +135,13 @@ class _Lane:
 
     def close(self) -> None:
         self._is_closing = True
+        if self._thread is not None:
+            if self.worker is not None:
+                self.worker.kill()
+            self._requests.put(None)
+            self._thread.join(timeout=_JOIN_S)
         if self.worker is not None:
             self.worker.close()
-        if self._thread is not None:
-            self._requests.put(None)
-            self._thread.join(timeout=10)
 
     def _serve(self) -> None:
         while (request := self._requests.get()) is not None and not self._is_closing:
@@ -153,7 +162,7 @@ class _Lane:
                 self.worker.close()
             self.worker, self._agents = None, set()
             return Completed(request.ticket, None, error)
-        except (UserError, WorkerFaultError) as error:
+        except Exception as error:  # noqa: BLE001 - raised where the answer is awaited
             return Completed(request.ticket, None, error)
         if request.method == "open":
             self._agents.add(request.arguments["agent"])
