@@ -31,8 +31,9 @@ DECISION = "turn_then_forward(4)"
 
 def body(image_px: int = 16) -> Embodiment:
     camera = Camera("front", image_px, image_px, hfov_deg=90.0, height_m=1.2)
-    return Embodiment((camera,), radius_m=0.2, height_m=1.5, turn_deg=30.0, step_m=0.25,
-                      is_sliding=True)
+    return Embodiment(
+        (camera,), radius_m=0.2, height_m=1.5, turn_deg=30.0, step_m=0.25, is_sliding=True
+    )
 
 
 def write_recorded(

@@ -39,6 +39,7 @@ from vla_nav.errors import UserError
 __all__ = ["compose_config", "conf_dir", "instantiate", "plain", "run"]
 
 _NO_CHECK = {"--help", "-h", "--hydra-help", "--shell-completion", "-sc", "--version", "--info"}
+_SWEEP = {"-m", "--multirun"}
 
 
 def run(command: str, overrides: Sequence[str]) -> int:
@@ -50,7 +51,7 @@ def run(command: str, overrides: Sequence[str]) -> int:
 
     def checked() -> int:
         if not _NO_CHECK.intersection(flags):
-            check_overrides(command, values)
+            check_overrides(command, values, is_sweep=bool(_SWEEP.intersection(flags)))
         return 0
 
     code = _guarded(command, checked)
@@ -69,7 +70,13 @@ def instantiate(node: DictConfig, **extra: Any) -> Any:
     """
     given = {key for key in node if not str(key).startswith("_")} | extra.keys()
     check_signature(str(node["_target_"]), sorted(map(str, given)), where=_place(node))
-    return hydra.utils.instantiate(node, _partial_=True)(**extra)
+    try:
+        return hydra.utils.instantiate(node, _partial_=True)(**extra)
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, UserError):
+            raise cause from None
+        raise
 
 
 def _place(node: DictConfig) -> str:
@@ -135,9 +142,11 @@ def _user_line(error: BaseException) -> str | None:
         return f"'{key}' has no value; give it on the command line: {key}=..."
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         place = f"{error.filename}: " if error.filename else ""
-        return f"{place}no space left on the disk; free some and start the same command again"
-    if isinstance(error, InstantiationException) and error.__cause__ is not None:
-        return _user_line(error.__cause__)
+        return f"{place}no space left on the disk; free some space and start the same command again"
+    if "No space left on device" in str(error):  # raised as other kinds by native writers
+        return f"{first_line(error)}; free some space and start the same command again"
+    if isinstance(error, InstantiationException):
+        return None if error.__cause__ is None else _user_line(error.__cause__)
     if isinstance(error, OmegaConfBaseException | HydraException):
         return first_line(error)
     return None

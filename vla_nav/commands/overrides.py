@@ -63,9 +63,18 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return flags, overrides
 
 
-def check_overrides(command: str, overrides: Sequence[str]) -> None:
-    """Raise `UserError` (one line, the nearest known name) for overrides that cannot be meant."""
+def check_overrides(command: str, overrides: Sequence[str], *, is_sweep: bool = False) -> None:
+    """Raise `UserError` (one line, the nearest known name) for overrides that cannot be meant.
+
+    is_sweep: `key=a,b` is a run per value (the flag -m), otherwise a fault.
+    """
     parsed = [_parse(text) for text in overrides]
+    for override in parsed:
+        if override.is_sweep_override() and not is_sweep:
+            raise UserError(
+                f"'{override.input_line}' has several values: add -m for one run per value, write "
+                "[a,b] for a list, or quote the value"
+            )
     for override in parsed:
         _check_option(override)
     texts = [_first_value(override) for override in parsed]
@@ -222,7 +231,8 @@ def _unknown_key(key: str, config: Any, source: str) -> UserError:
     while parent and parent not in names:
         parent = parent.rpartition(".")[0]
     siblings = OmegaConf.select(config, parent) if parent else config
-    listed = ", ".join(sorted(map(str, siblings))) if isinstance(siblings, DictConfig) else ""
+    keys = sorted(map(str, siblings)) if isinstance(siblings, DictConfig) else []
+    listed = ", ".join(key for key in keys if not key.startswith("_"))
     where = f"keys of '{parent}'" if parent else "top-level keys"
     return UserError(f"unknown key '{key}'{source}{hint}; {where}: {listed}")
 

@@ -22,7 +22,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from vla_nav.errors import UserError
-from vla_nav.files import atomic_path, remove_leftovers
+from vla_nav.files import atomic_path, remove_leftovers, require_free_space
 
 
 class RunCheckpoint(Checkpoint):
@@ -83,6 +83,7 @@ class RunCheckpoint(Checkpoint):
         self._saved_step = trainer.global_step
         self.folder.mkdir(parents=True, exist_ok=True)
         last = last_path(self.folder)
+        require_free_space(self.folder, _size_bytes(pl_module), what="a checkpoint")
         with atomic_path(last) as temporary:
             trainer.save_checkpoint(temporary, weights_only=False)
             if trainer.is_global_zero and last.exists():
@@ -118,6 +119,11 @@ def newest_readable(folder: str | Path) -> Path | None:
             "to train from the start"
         )
     return None
+
+
+def _size_bytes(pl_module: LightningModule) -> int:
+    """Weights, two moments and an average."""
+    return 4 * sum(value.numel() * value.element_size() for value in pl_module.parameters())
 
 
 def _validates_after(trainer: Trainer) -> bool:

@@ -143,9 +143,12 @@ def fit(
     )
     data.num_steps = total
     trainer.fit_loop.epoch_loop.max_steps = done_steps if is_finished else (total or -1)
-    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-    if trainer.interrupted:
-        raise KeyboardInterrupt
+    try:
+        trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+    except SystemExit:
+        if trainer.interrupted:  # Lightning turns Ctrl-C into exit(1)
+            raise KeyboardInterrupt from None
+        raise
     steps = max(trainer.global_step, done_steps)
     if data.num_validation and (module.validated is None or module.validated[0] != steps):
         trainer.validate(module, datamodule=data, verbose=False)

@@ -115,9 +115,11 @@ class TrainingModule(LightningModule):
             sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
         loss_sum, loss_weight, *counts = sums.tolist()
         values = {"loss": loss_sum / max(loss_weight, 1e-9), **Counts(*counts).rates()}
-        for name, value in values.items():
-            self.log(f"val/{name}", value)
         self.validated = (self.global_step, values)
+        named = {f"val/{name}": value for name, value in values.items()}
+        self.log_dict(named, logger=False)  # for callbacks
+        for logger in self.loggers:
+            logger.log_metrics(named, self.global_step)
         self._counts, self._loss_sum, self._loss_weight = Counts(), 0.0, 0.0
 
     def share_done(self, step: int) -> float:

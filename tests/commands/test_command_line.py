@@ -1,0 +1,240 @@
+"""The command line: what it composes, what it refuses, and how it says so."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from vla_nav.commands import cli, compose
+from vla_nav.commands.compose import compose_config, conf_dir, instantiate, plain, run
+from vla_nav.errors import UserError
+
+GROUPS = {
+    group.name: sorted(option.stem for option in group.glob("*.yaml"))
+    for group in sorted(conf_dir().iterdir())
+    if group.is_dir()
+}
+TRAIN_GROUPS = compose_config("train", hydra=True).hydra.runtime.choices
+CHOICES = [
+    (group, option)
+    for group, options in GROUPS.items()
+    if group in TRAIN_GROUPS
+    for option in options
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, body: Any) -> None:
+    """Let `vla-nav stats` call `body`."""
+    module = ModuleType("vla_nav.commands.stats")
+    module.main = body  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vla_nav.commands.stats", module)
+
+
+def refused(capsys: pytest.CaptureFixture[str], command: str, *overrides: str) -> str:
+    """The one line on stderr of a command that must be refused with exit code 2."""
+    assert run(command, overrides) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith(f"vla-nav {command}: ")
+    return captured.err
+
+
+def test_help_lists_every_command_without_importing_torch() -> None:
+    code = (
+        "import sys; from vla_nav.commands.cli import main; code = main(['--help']);"
+        "assert not {'torch', 'hydra', 'lightning', 'numpy'} & set(sys.modules); sys.exit(code)"
+    )
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert time.monotonic() - start < 10
+    for name in ("train", "stats", *cli.command_names()):
+        assert f"\n  {name} " in done.stdout
+        assert cli.summary(name)
+
+
+def test_every_command_has_a_configuration_and_a_main() -> None:
+    for name in cli.command_names():
+        assert (conf_dir() / f"{name}.yaml").is_file()
+        text = (Path(cli.__file__).parent / f"{name}.py").read_text()
+        assert "def main(cfg: DictConfig) -> int:" in text
+
+
+def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["trian"]) == 2
+    assert "unknown command 'trian' (did you mean 'train'?)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", cli.command_names())
+def test_every_command_composes_and_resolves(command: str) -> None:
+    config = compose_config(command, ["data.path=x"])
+    assert {"data", "seed", "num_workers", "paths"} <= config.keys()
+    plain(config.paths)
+
+
+@pytest.mark.parametrize(("group", "option"), CHOICES)
+def test_every_option_composes_with_train(group: str, option: str) -> None:
+    command = "encode" if (group, option) == ("vision", "pixels") else "train"
+    config = compose_config(command, ["data.path=x", f"{group}={option}"])
+    OmegaConf.to_container(config, resolve=True)
+
+
+@pytest.mark.parametrize("experiment", GROUPS["experiment"])
+def test_every_experiment_says_how_it_is_run_and_passes_the_key_check(experiment: str) -> None:
+    head = (conf_dir() / "experiment" / f"{experiment}.yaml").read_text().split("\ndefaults")[0]
+    for word in (f"# vla-nav train experiment={experiment}", "Hardware:", "Duration:", "result:"):
+        assert word in head
+    compose.check_overrides("train", [f"experiment={experiment}", "data.path=x"])
+    for debug in GROUPS["debug"]:
+        compose.check_overrides("train", [f"experiment={experiment}", f"debug={debug}"])
+
+
+def test_settings_instantiate_from_every_training_configuration() -> None:
+    for overrides in (
+        [],
+        ["experiment=quickstart"],
+        ["experiment=house_gpu"],
+        ["debug=default"],
+        ["debug=overfit"],
+    ):
+        config = compose_config("train", ["data.path=x", *overrides])
+        made = instantiate(config.training, normalisation=config.losses.normalisation)
+        assert made.pack_tokens == config.training.pack_tokens
+        assert made.budget.max_steps == config.training.budget.max_steps
+        instantiate(config.actions)
+        instantiate(config.models)
+    config = compose_config("train", ["data.path=x", "training.budget.max_minutes=3"])
+    with pytest.raises(UserError, match="exactly one of max_steps"):
+        instantiate(config.training)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainin.log_every_steps=3", "(did you mean 'training.log_every_steps'?)"),
+        ("training.log_every_step=3", "(did you mean 'training.log_every_steps'?); keys of"),
+        ("+training.log_every_step=3", "did you mean 'log_every_steps'"),
+        ("+data.pth=x", "unknown key 'data.pth' (did you mean 'data.path'?)"),
+        ("~data.pth", "data.pth"),
+        ("attention=flx", "unknown option of group 'attention': 'flx' (did you mean 'flex'?)"),
+        ("experiment=quickstrat", "(did you mean 'quickstart'?)"),
+        ("evaluation=default", "unknown group of 'train': 'evaluation'"),
+        ("data.path", "cannot read the override 'data.path'"),
+        ("data.path=a b,c", "has several values: add -m"),
+    ],
+)
+def test_bad_override_is_one_line_with_the_nearest_name(
+    capsys: pytest.CaptureFixture[str], override: str, message: str
+) -> None:
+    assert message in refused(capsys, "train", override)
+    assert not Path("runs").exists()
+
+
+def test_mistyped_key_inside_an_experiment_file_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = tmp_path / "conf"
+    for source in conf_dir().rglob("*.yaml"):
+        target = conf / source.relative_to(conf_dir())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(source.read_text())
+    mine = {"training": {"pack_token": 5}, "num_worker": 3}
+    (conf / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\n" + yaml.safe_dump({"num_worker": 3, "seed": 4})
+    )
+    (conf / "experiment" / "deep.yaml").write_text(
+        "# @package _global_\n" + yaml.safe_dump({"training": mine["training"]})
+    )
+    monkeypatch.setattr("vla_nav.commands.overrides.conf_dir", lambda: conf)
+    line = refused(capsys, "train", "experiment=mine")
+    assert "unknown key 'num_worker' (experiment=mine) (did you mean 'num_workers'?)" in line
+    assert "did you mean 'pack_tokens'" in refused(capsys, "train", "experiment=deep")
+
+
+def test_a_constructor_key_may_be_added_and_a_wrong_one_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compose.check_overrides("train", ["+trainer.fast_dev_run=true"])
+    with pytest.raises(UserError, match=r"did you mean 'fast_dev_run'"):
+        compose.check_overrides("train", ["+trainer.fast_dev_runs=true"])
+    config = compose_config("train", ["data.path=x", "+trainer.acelerator=cpu"])
+    with pytest.raises(UserError, match=r"key of 'trainer' .*did you mean 'accelerator'"):
+        instantiate(config.trainer)
+
+
+def test_missing_value_names_its_key(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "train")
+    assert "'data.path' has no value; give it on the command line: data.path=..." in line
+
+
+def raising(error: BaseException) -> Any:
+    def main(config: DictConfig) -> int:
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (UserError("houses/a.glb: no such file"), 2, "vla-nav stats: houses/a.glb: no such file"),
+        (OSError(errno.ENOSPC, "No space left on device", "a.bin"), 2, "a.bin: no space left"),
+        (RuntimeError("write failed: No space left on device (os error 28)"), 2, "free some space"),
+        (KeyboardInterrupt(), 130, "interrupted; the same command continues"),
+        (ZeroDivisionError("a defect"), 1, "Traceback"),
+    ],
+)
+def test_faults_end_with_their_code_and_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    message: str,
+) -> None:
+    install(monkeypatch, raising(error))
+    assert run("stats", ["data.path=x"]) == code
+    captured = capsys.readouterr().err
+    assert message in captured
+    assert (captured.count("\n") == 1) == (code != 1)
+
+
+def test_the_composed_configuration_is_stored_and_sweeps_have_a_folder_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def main(config: DictConfig) -> int:
+        seen.append((config.seed, config.paths.output_dir))
+        return 0
+
+    install(monkeypatch, main)
+    arguments = list(sys.argv)
+    assert run("stats", ["data.path=x", "seed=3"]) == 0
+    assert sys.argv == arguments
+    stored = yaml.safe_load(Path("runs/stats/.hydra/stats/config.yaml").read_text())
+    assert (stored["seed"], stored["data"]["path"]) == (3, "x")
+    assert run("stats", ["data.path=x", "-m", "seed=1,2"]) == 0
+    assert [seed for seed, _ in seen] == [3, 1, 2]
+    assert len({folder for _, folder in seen}) == 3
+
+
+def test_cfg_prints_and_runs_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, raising(AssertionError("must not run")))
+    assert run("stats", ["data.path=x", "--cfg", "job"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["data"]["path"] == "x"

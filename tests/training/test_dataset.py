@@ -1,0 +1,194 @@
+"""Batches hold what the recorded episodes say: frames, labels, one tree per episode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.tiny import ENCODER, OPTIONS, labels_of, make_data, settings
+from vla_nav.actions.discrete import DiscreteSpace
+from vla_nav.actions.waypoint import WaypointSpace
+from vla_nav.attention.registry import backend
+from vla_nav.episodes.lerobot_reader import LeRobotDataset
+from vla_nav.errors import UserError
+from vla_nav.models.assembly import ModelConfig, build_prompt
+from vla_nav.models.backbone import BackboneConfig
+from vla_nav.models.prompt import Layout, PromptBuilder
+from vla_nav.training.batch import Batch
+from vla_nav.training.datamodule import RecordedData, held_out, open_frames
+from vla_nav.training.dataset import PackDataset, RecordedTrees, StepDataset, StepSampler
+from vla_nav.training.packing import PackOrder
+from vla_nav.training.settings import TrainingSettings, ValidationSettings
+from vla_nav.tree import flatten
+from vla_nav.vision.encoder import TimmEncoder
+
+LAYOUTS = [
+    Layout(history, actions) for history in ("full", "pooled") for actions in ("hidden", "visible")
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("data"), num_episodes=13)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> TimmEncoder:
+    return TimmEncoder(**ENCODER)
+
+
+def prompt(data: Path, layout: Layout, space: object = None) -> PromptBuilder:
+    return build_prompt(
+        ModelConfig(backbone=BackboneConfig(options=OPTIONS)),
+        action_space=space or WaypointSpace(),
+        embodiment=LeRobotDataset(data / "recorded" / "train").embodiment,
+        layout=layout,
+        num_full=4,
+        num_pooled=1,
+    )
+
+
+def trees(data: Path, encoder: TimmEncoder, layout: Layout) -> RecordedTrees:
+    episodes = LeRobotDataset(data / "recorded" / "train")
+    return RecordedTrees(episodes, prompt(data, layout), open_frames(data, "train", encoder))
+
+
+def recorded_data(
+    data: Path, encoder: TimmEncoder, made: TrainingSettings, space: object = None
+) -> RecordedData:
+    return RecordedData(
+        data,
+        "train",
+        builder=prompt(data, LAYOUTS[0], space),
+        encoder=encoder,
+        attention="sdpa",
+        settings=made,
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_lengths_bound_the_trees_closely(data: Path, encoder: TimmEncoder, layout: Layout) -> None:
+    made = trees(data, encoder, layout)
+    real = np.array([made[index].tree.num_tokens for index in range(len(made))])
+    bound = made.lengths()
+    assert (real <= bound).all()
+    slack = 2 if layout.actions == "hidden" else 2 + 2 * made.episodes.num_steps.max()
+    assert (bound - real).max() <= slack
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_label_is_supervised_once(data: Path, encoder: TimmEncoder, layout: Layout) -> None:
+    made = trees(data, encoder, layout)
+    labels = labels_of(data)
+    for index in range(len(made)):
+        tree = made[index].tree
+        assert tree.num_paths == labels[index]
+        supervised = sum(int(path.tokens().is_supervised.sum()) for path in flatten(tree))
+        assert supervised == int(tree.loss_weights.sum())
+
+
+def test_a_packs_frames_are_the_recorded_pixels_in_frame_table_order(
+    data: Path, encoder: TimmEncoder
+) -> None:
+    made = trees(data, encoder, LAYOUTS[0])
+    sdpa = backend("sdpa")
+    pack = made.pack([4, 1, 9], sdpa.plan, sdpa.padded_length)
+    offset = pack.packed.frame_offset.tolist()
+    for place, index in enumerate((4, 1, 9)):
+        episode = made.episodes[index]
+        assert offset[place + 1] - offset[place] == len(episode.steps)
+        for number, step in enumerate(episode.steps):
+            pixels = made.episodes.frames.read(step.frames["front"])
+            assert np.array_equal(pack.frames[offset[place] + number].numpy(), pixels)
+
+
+def test_step_batches_are_equal_in_any_process_and_order(data: Path, encoder: TimmEncoder) -> None:
+    sdpa = backend("sdpa")
+
+    def steps(order: list[int]) -> dict[int, Batch]:
+        made = trees(data, encoder, LAYOUTS[0])
+        lengths = made.lengths()
+        dataset = StepDataset(
+            made,
+            range(len(made)),
+            PackOrder(lengths, pack_tokens=130, accumulate=2, seed=1),
+            sdpa.plan,
+            sdpa.padded_length,
+        )
+        return {step: dataset[step] for step in order}
+
+    one, two = steps([0, 1, 2, 7]), steps([7, 2, 0, 1])
+    for step, batch in one.items():
+        other = two[step]
+        assert batch.num_tokens == other.num_tokens <= 2 * 130
+        assert (batch.step, batch.epoch, len(batch.packs)) == (step, other.epoch, 2)
+        for mine, yours in zip(batch.packs, other.packs, strict=True):
+            assert torch.equal(mine.packed.token_ids, yours.packed.token_ids)
+            assert torch.equal(mine.frames, yours.frames)
+
+
+def test_validation_packs_share_out_over_ranks(data: Path, encoder: TimmEncoder) -> None:
+    made = trees(data, encoder, LAYOUTS[0])
+    sdpa = backend("sdpa")
+
+    def targets(rank: int, num_ranks: int) -> int:
+        dataset = PackDataset(
+            made,
+            [1, 2, 5, 7, 8],
+            made.lengths(),
+            pack_tokens=100,
+            plan=sdpa.plan,
+            padded_length=sdpa.padded_length,
+            rank=rank,
+            num_ranks=num_ranks,
+        )
+        return sum(len(dataset[k].packs[0].packed.target_ids) for k in range(len(dataset)))
+
+    assert targets(0, 1) == targets(0, 2) + targets(1, 2) > 0
+
+
+def test_held_out_scenes_are_never_trained_on(data: Path, encoder: TimmEncoder) -> None:
+    made = recorded_data(data, encoder, settings())
+    episodes = LeRobotDataset(data / "recorded" / "train")
+    scenes = [episode.scene_id for episode in episodes]
+    mask = held_out(scenes, 0.2, 0)
+    assert 0 < mask.sum() == made.num_validation < len(scenes)
+    outside = {scene for scene, out in zip(scenes, mask, strict=True) if not out}
+    assert outside.isdisjoint(scene for scene, out in zip(scenes, mask, strict=True) if out)
+    assert made.num_episodes + made.num_validation == len(scenes)
+    assert held_out(scenes, 0.0, 0).sum() == 0
+    with pytest.raises(UserError, match="holdout_share"):
+        held_out(["one"], 0.5, 0)
+
+
+def test_sampler_begins_where_it_is_told() -> None:
+    assert list(StepSampler(3, 6)) == [3, 4, 5]
+    endless = iter(StepSampler(2, None))
+    assert [next(endless) for _ in range(3)] == [2, 3, 4]
+
+
+def test_faults_of_data_and_configuration_are_one_clear_line(
+    data: Path, encoder: TimmEncoder, tmp_path: Path
+) -> None:
+    cases = [
+        (settings(pack_tokens=20), None, r"pack_tokens=20: episode toy/train//\d+ has \d+ tokens"),
+        (
+            settings(validation=ValidationSettings(split="val_unseen")),
+            None,
+            r"recorded/val_unseen: no recorded data set",
+        ),
+        (settings(validation=ValidationSettings(split="train")), None, "is the training split"),
+        (settings(), DiscreteSpace(), r"recorded with decision turn_then_forward\(4\)"),
+        (settings(), WaypointSpace(turn_deg=15.0), r"recorded with turn_deg=30.0"),
+    ]
+    for made, space, message in cases:
+        with pytest.raises(UserError, match=message) as caught:
+            recorded_data(data, encoder, made, space)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"no pixel cache .* vision\.image_size=16"):
+        open_frames(tmp_path, "train", encoder)
+    with pytest.raises(UserError, match="no finished feature cache"):
+        open_frames(data, "train", TimmEncoder(**{**ENCODER, "freeze": True}))

@@ -1,0 +1,156 @@
+"""A run that is killed at any moment ends with the weights of the run that nobody disturbed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from tests.training.tiny import in_child, make_data, recipe, settings, train, weights_of
+from vla_nav.errors import UserError
+from vla_nav.training.checkpointing import last_path, newest_readable, previous_path
+from vla_nav.training.curve import read_curve
+from vla_nav.training.schedule import Budget
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    assert in_child(lambda: train(recipe(data), run)) == 0
+    return run
+
+
+class KillAt(Callback):
+    """kill -9 of the own process before or after a step, or inside a checkpoint's writing."""
+
+    def __init__(self, step: int, moment: str) -> None:
+        self.step, self.moment = step, moment
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        if self.moment == "before step" and trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_validation_batch_end(self, trainer: Any, *_: Any) -> None:
+        if self.moment == "in validation" and trainer.global_step >= self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_save_checkpoint(self, trainer: Any, *_: Any) -> None:
+        if self.moment == "in checkpoint" and trainer.global_step >= self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def same_weights(one: Path, two: Path) -> None:
+    mine, yours = weights_of(one), weights_of(two)
+    assert mine.keys() == yours.keys()
+    assert sum("state_dict" in name for name in mine) > 20
+    for name, tensor in mine.items():
+        assert torch.equal(tensor, yours[name]), name
+    policy = Path("policy") / "weights.safetensors"
+    assert (one / policy).read_bytes() == (two / policy).read_bytes()
+
+
+def same_curve(one: Path, two: Path) -> None:
+    timing = ("episodes_per_s",)
+    rows = [
+        [
+            {key: value for key, value in row.items() if key not in timing}
+            for row in read_curve(path)
+        ]
+        for path in (one / "curve.jsonl", two / "curve.jsonl")
+    ]
+    assert rows[0] == rows[1]
+    steps = [row["step"] for row in rows[0] if "loss" in row]
+    assert steps == sorted(set(steps)) == [2, 4, 6, 8, 10, 12]
+    assert [row["step"] for row in rows[0] if "val/loss" in row] == [5, 10, 12]
+
+
+@pytest.mark.parametrize(
+    ("step", "moment"),
+    [(1, "before step"), (8, "before step"), (5, "in validation"), (6, "in checkpoint")],
+)
+def test_killed_run_ends_with_the_same_weights_and_curve(
+    data: Path, undisturbed: Path, tmp_path: Path, step: int, moment: str
+) -> None:
+    code = in_child(lambda: train(recipe(data), tmp_path, extra=(KillAt(step, moment),)))
+    assert code == -signal.SIGKILL
+    assert not (tmp_path / "result.json").exists()
+    assert in_child(lambda: train(recipe(data), tmp_path)) == 0
+    same_weights(tmp_path, undisturbed)
+    same_curve(tmp_path, undisturbed)
+    assert not list(tmp_path.rglob("*.tmp-*"))
+
+
+def test_worker_count_does_not_change_weights(
+    data: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    assert in_child(lambda: train(recipe(data, num_workers=2), tmp_path)) == 0
+    same_weights(tmp_path, undisturbed)
+
+
+def test_resume_can_tell_a_skipped_batch_from_the_right_one(
+    data: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    """The comparison above would notice: another seed of the packs gives other weights."""
+    assert in_child(lambda: train(recipe(data, seed=1), tmp_path)) == 0
+    mine, whole = weights_of(tmp_path), weights_of(undisturbed)
+    assert any(not torch.equal(mine[name], whole[name]) for name in mine)
+
+
+def test_finished_run_is_returned_and_not_trained_again(data: Path, undisturbed: Path) -> None:
+    before = last_path(undisturbed / "checkpoints").stat().st_mtime_ns
+    result = train(recipe(data), undisturbed)
+    assert result["steps"] == 12
+    assert last_path(undisturbed / "checkpoints").stat().st_mtime_ns == before
+
+
+def test_other_configuration_is_refused_and_leaves_the_run_as_it_was(
+    data: Path, undisturbed: Path
+) -> None:
+    names = sorted(path.name for path in undisturbed.iterdir())
+    with pytest.raises(UserError, match=r"started with seed=0, asked for is 5"):
+        train(recipe(data, seed=5), undisturbed)
+    assert sorted(path.name for path in undisturbed.iterdir()) == names
+
+
+def test_damaged_last_checkpoint_falls_back_to_the_previous_one(
+    data: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    code = in_child(
+        lambda: train(recipe(data), tmp_path, extra=(KillAt(10, "before step"),), every_steps=2)
+    )
+    assert code == -signal.SIGKILL
+    folder = tmp_path / "checkpoints"
+    whole = last_path(folder).read_bytes()
+    last_path(folder).write_bytes(whole[: len(whole) // 2])
+    assert newest_readable(folder) == previous_path(folder)
+    assert in_child(lambda: train(recipe(data), tmp_path)) == 0
+    same_weights(tmp_path, undisturbed)
+    for path in folder.iterdir():
+        path.write_bytes(b"not a checkpoint")
+    with pytest.raises(UserError, match=r"last\.ckpt: damaged"):
+        newest_readable(folder)
+
+
+def test_wall_clock_budget_counts_time_before_the_kill(data: Path, tmp_path: Path) -> None:
+    timed = recipe(data, settings=settings(budget=Budget(max_minutes=2.5 / 60)))
+    code = in_child(lambda: train(timed, tmp_path, extra=(KillAt(4, "before step"),)))
+    assert code == -signal.SIGKILL
+    stored = torch.load(newest_readable(tmp_path / "checkpoints"), weights_only=True)
+    assert stored["global_step"] == 3
+    assert 0.0 < stored["run"]["elapsed_s"] < 2.5
+    assert in_child(lambda: train(timed, tmp_path)) == 0
+    after = torch.load(newest_readable(tmp_path / "checkpoints"), weights_only=True)
+    assert after["global_step"] > 4
+    assert 2.5 <= after["run"]["elapsed_s"] < 2.5 + 5.0
+    (group, *_) = after["optimizer_states"][0]["param_groups"]
+    assert group["lr"] == pytest.approx(0.02 * group["base_lr"])
