@@ -131,8 +131,8 @@ def test_no_step_gives_no_path():
 
 def test_unknown_layouts_are_refused_with_the_nearest_name():
     episode = token_episode(1)
-    with pytest.raises(UserError, match=r"unknown tree.history 'ful' \(did you mean 'full'\?\)"):
-        paths_of(episode, history="ful", actions="hidden")
+    with pytest.raises(UserError, match=r"unknown tree.history 'pool' \(did you mean 'pooled'\?\)"):
+        paths_of(episode, history="pool", actions="hidden")
     with pytest.raises(UserError, match=r"unknown tree.actions 'shown'"):
         paths_of(episode, history="full", actions="shown")
     unsupervised = EpisodeTokens(
