@@ -96,3 +96,21 @@ def two_floors_with_stairs() -> SceneBuilder:
     ):
         builder.box(low, high)
     return builder
+
+
+def crowded_hall(seed: int) -> SceneBuilder:
+    """A 9 x 7 m hall full of turned boxes, columns and thin walls, all at random places."""
+    rng = np.random.default_rng(seed)
+    builder = SceneBuilder().room(0, 0, 9, 7)
+    for k in range(24):
+        if k % 3 == 0:
+            mesh = trimesh.creation.box((rng.uniform(0.3, 1.0), 1.6, rng.uniform(0.3, 1.0)))
+        elif k % 3 == 1:
+            mesh = trimesh.creation.cylinder(rng.uniform(0.15, 0.5), 1.6)
+            mesh.apply_transform(trimesh.transformations.rotation_matrix(np.pi / 2, (1, 0, 0)))
+        else:
+            mesh = trimesh.creation.box((rng.uniform(1.0, 2.5), 1.6, 0.06))
+        turn = trimesh.transformations.rotation_matrix(rng.uniform(0, 2 * np.pi), (0, 1, 0))
+        turn[:3, 3] = rng.uniform(0.5, 8.5), 0.79, rng.uniform(0.5, 6.5)
+        builder.add(mesh.apply_transform(turn))
+    return builder

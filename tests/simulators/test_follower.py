@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from mesh_scenes import SceneBuilder, load, two_floors_with_stairs
+from mesh_scenes import SceneBuilder, crowded_hall, load, two_floors_with_stairs
 
 from vla_nav.episodes.types import MOVE_FORWARD, STOP, TURN_LEFT, TURN_RIGHT, Pose
 from vla_nav.errors import UserError
@@ -83,6 +83,19 @@ def test_every_walkable_start_reaches_every_goal(tmp_path, is_sliding, turn_deg,
             efficiency.append(shortest / max(shortest, length))
     if share_random == 0:
         assert np.mean(efficiency) > 0.9
+
+
+@pytest.mark.parametrize("is_sliding", [True, False])
+def test_the_expert_threads_a_crowded_hall(tmp_path, is_sliding):
+    simulator = load(crowded_hall(2), tmp_path, is_sliding=is_sliding)
+    rng = np.random.default_rng(11)
+    walked = 0
+    while walked < 25:
+        start, goal = simulator.random_point(rng), simulator.random_point(rng)
+        if math.isfinite(simulator.geodesic_distance(start, [goal])):
+            pose = Pose.from_yaw(start, rng.uniform(-3, 3))
+            follow(simulator, pose, goal, rng, stop_radius_m=0.25, share_random=0.2)
+            walked += 1
 
 
 def test_the_expert_climbs_to_another_floor_and_back(tmp_path):

@@ -7,8 +7,10 @@ import math
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from mesh_scenes import SceneBuilder, load, two_floors_with_stairs
+from mesh_scenes import SceneBuilder, crowded_hall, load, two_floors_with_stairs
 from scipy.sparse.csgraph import dijkstra
+
+from vla_nav.episodes.types import MOVE_FORWARD, Pose
 
 RADIUS = 0.18
 BOXES = ((1.0, 1.0, 2.2, 1.9), (3.3, 0.0, 3.4, 2.6), (2.0, 3.1, 2.6, 4.0), (4.4, 1.6, 5.2, 2.4))
@@ -166,3 +168,34 @@ def test_a_field_answers_after_others_came_and_went(room):
     for _ in range(100):
         room.geodesic_distance(start, [room.random_point(rng)])
     assert room.geodesic_distance(start, [goal]) == before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_points_of_one_area_reach_each_other_and_no_other_area(tmp_path, seed):
+    # Nooks, gaps of every width and slanted faces: nothing may fall out of the visibility graph.
+    simulator = load(crowded_hall(seed), tmp_path)
+    walkable, rng = simulator.walkable, np.random.default_rng(seed)
+    nodes = rng.choice(np.flatnonzero(walkable.is_walkable), 60, replace=False)
+    columns = walkable.columns
+    points = np.stack([columns.x_m, columns.height_m, columns.z_m], 1)[nodes].tolist()
+    area = walkable.island[nodes]
+    for i in range(0, 60, 4):
+        distance = [simulator.geodesic_distance(tuple(p), [tuple(points[i])]) for p in points]
+        np.testing.assert_array_equal(np.isfinite(distance), area == area[i])
+
+
+def test_a_point_pressed_into_a_nook_still_finds_its_way(tmp_path):
+    simulator = load(crowded_hall(1), tmp_path)
+    rng = np.random.default_rng(0)
+    goal = simulator.random_point(rng)
+    reached = 0
+    for _ in range(150):  # walk blindly into corners, then ask
+        pose = Pose.from_yaw(simulator.random_point(rng), rng.uniform(-3, 3))
+        if not np.isfinite(simulator.geodesic_distance(pose.position, [goal])):
+            continue
+        for _ in range(30):
+            pose = simulator.move(pose, MOVE_FORWARD).pose
+        assert np.isfinite(simulator.geodesic_distance(pose.position, [goal]))
+        assert np.isfinite(simulator.geodesic_distance(goal, [pose.position]))
+        reached += 1
+    assert reached > 50
