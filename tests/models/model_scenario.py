@@ -32,7 +32,7 @@ from vla_nav.vision.frames import as_rgb
 
 TURN_DEG, STEP_M = 30.0, 0.25
 ENCODER = {
-    "name": "resnet10t",
+    "name": "test_resnet",
     "weights": None,
     "image_size": 32,
     "num_tokens": 4,

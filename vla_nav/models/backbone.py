@@ -96,10 +96,11 @@ class Backbone(nn.Module):
 
     def architecture(self) -> dict[str, Any]:
         """Keywords of a `config` backbone of the same shape; its weights are stored elsewhere."""
+        known = type(self.model.config)()
         options = {
             key: value
             for key, value in self.model.config.to_diff_dict().items()
-            if key not in _NO_ARCHITECTURE and not key.startswith("_")
+            if key not in _NO_ARCHITECTURE and not key.startswith("_") and hasattr(known, key)
         }
         return {"source": "config", "family": self.model.config.model_type, "options": options}
 
@@ -119,7 +120,10 @@ def build_backbone(config: BackboneConfig, *, num_text: int) -> Backbone:
             f"the tokenizer {num_text} ids; choose the tokenizer that belongs to the model"
         )
     if config.gradient_checkpointing:
-        backbone.model.gradient_checkpointing_enable({"use_reentrant": False})
+        # Renamed in transformers 5.24; the old name goes away in 6.
+        model = backbone.model
+        enable = getattr(model, "activation_checkpointing_enable", None)
+        (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
     return backbone
 
 

@@ -201,9 +201,7 @@ def _read_weights(folder: Path, entry: Mapping[str, str]) -> dict[str, Tensor]:
     if not path.is_file():
         raise UserError(f"{path}: no such file; the policy folder is incomplete, train again")
     if file_digest(path) != entry["xxh3_128"]:
-        raise UserError(
-            f"{path}: not the file that {DESCRIPTION} describes; train again or restore it"
-        )
+        raise UserError(f"{path}: not what {DESCRIPTION} describes; restore it or train again")
     try:
         return safetensors.torch.load_file(str(path))
     except safetensors.SafetensorError as error:
