@@ -38,6 +38,7 @@ _BEND_SHIFT_STEPS = 0.4  # how far outside a bend the follower aims, in steps
 _GOOD_GAIN_STEPS = 0.6  # a colliding step that gains this much is taken without a search
 _LEAST_GAIN_STEPS = 0.1  # a step that gains less does not count as progress
 _ESCAPE_EXPANSIONS = 60
+_DEAD_BAND_TURNS = 2 / 3  # a heading this near is kept: rounding alone zigzags between two turns
 
 
 class FollowerError(RuntimeError):
@@ -162,8 +163,9 @@ class GreedyFollower:
         return path
 
     def _turns_to(self, pose: Pose, heading_rad: float) -> int:
-        """Signed number of turns, left positive, that comes nearest to a heading."""
-        return round(wrap_angle(heading_rad - pose.yaw_rad) / self._turn_rad)
+        """Signed number of turns, left positive, towards a heading; 0 within the dead band."""
+        turns = wrap_angle(heading_rad - pose.yaw_rad) / self._turn_rad
+        return 0 if abs(turns) < _DEAD_BAND_TURNS else round(turns)
 
     def _turn_and_step(self, pose: Pose, turns: int) -> tuple[list[int], list[Pose], bool]:
         move = self._simulator.move
