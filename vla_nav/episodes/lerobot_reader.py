@@ -40,9 +40,11 @@ _VIDEO_FIELDS = ("chunk_index", "file_index", "from_timestamp")
 class LeRobotDataset:
     """A sequence of recorded episodes, and the source of their frames."""
 
-    def __init__(self, root: str | Path) -> None:
-        """Raises `UserError` where `root` is not a whole data set of this version."""
+    def __init__(self, root: str | Path, *, cached_groups: int = _CACHED_GROUPS) -> None:
+        """cached_groups: row groups (256 episodes each) that stay decoded; give many for random
+        access. Raises `UserError` where `root` is not a whole data set of this version."""
         self.root = Path(root)
+        self._cached_groups = cached_groups
         self.info: dict[str, Any] = _read_info(self.root)
         self.conventions = Conventions.from_json(self.info["vla_nav"], self.root / layout.INFO)
         self._sums: dict[str, Any] = _read_checksums(self.root, self.info)
@@ -98,6 +100,14 @@ class LeRobotDataset:
             zip(*(self._keys.column(name).to_pylist() for name in KEY_COLUMNS), strict=True)
         )
 
+    def instructions(self) -> list[str]:
+        """The instruction of every episode, without reading the episodes."""
+        return self._read_episodes(["nav/instruction"]).column(0).to_pylist()
+
+    def scene_ids(self) -> list[str]:
+        """The scene of every episode, without reading the episodes."""
+        return self._read_episodes(["nav/scene_id"]).column(0).to_pylist()
+
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with any episode, frame, their order or conventions."""
         return self.info["vla_nav"]["fingerprint"]
@@ -133,7 +143,7 @@ class LeRobotDataset:
             file, local = self._group_files[group]
             table = self._open(file).read_row_group(local, list(EPISODE_FIELDS))
             columns = self._groups[group] = EpisodeColumns(table)
-            if len(self._groups) > _CACHED_GROUPS:
+            if len(self._groups) > self._cached_groups:
                 self._groups.popitem(last=False)
         self._groups.move_to_end(group)
         return columns

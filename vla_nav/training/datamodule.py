@@ -31,8 +31,8 @@ from vla_nav.vision.pixels import PixelResizer
 
 
 def open_recorded(data_path: str | Path, split: str) -> LeRobotDataset:
-    """The recorded split of a data set."""
-    return LeRobotDataset(Path(data_path) / "recorded" / split)
+    """The recorded split of a data set, for random access."""
+    return LeRobotDataset(Path(data_path) / "recorded" / split, cached_groups=4096)
 
 
 def open_frames(data_path: str | Path, split: str, encoder: TimmEncoder) -> FeatureCache:
@@ -204,8 +204,7 @@ class RecordedData(LightningDataModule):
                 "null with a holdout_share"
             )
         else:
-            scenes = [episode.scene_id for episode in self._train.episodes]
-            is_held_out = held_out(scenes, validation.holdout_share, self._seed)
+            is_held_out = held_out(self._train.episodes.scene_ids(), validation.holdout_share, self._seed)
             self._val, self._val_lengths = self._train, self._lengths
             self._train_indices = np.flatnonzero(~is_held_out)
             candidates = np.flatnonzero(is_held_out)

@@ -90,7 +90,7 @@ class RecordedTrees:
             per_step += len(frames.pooled)
         if builder.layout.actions == "visible":
             per_step += space.max_length
-        roots = [len(builder.root(episode.instruction)) for episode in self.episodes]
+        roots = [len(builder.root(text)) for text in self.episodes.instructions()]
         return np.array(roots) + per_step * self.episodes.num_steps
 
     def pack(
