@@ -117,7 +117,7 @@ def test_the_expert_row_reaches_its_goals_and_scores_follow_from_the_path(config
 def test_a_killed_worker_costs_nothing_but_time(config):
     bench = Bench(config)
     whole = bench.play()
-    pool = bench.pool(2)
+    pool = bench.pool(1)
     try:
         table = bench.table(pool, num_slots=8)
         records = {}
@@ -149,7 +149,7 @@ def test_an_episode_that_kills_its_simulator_twice_is_marked_and_the_others_go_o
         return call(self, method, **arguments)
 
     monkeypatch.setattr(WorkerProcess, "call", deadly)
-    pool = bench.pool(2)
+    pool = bench.pool(1)
     try:
         table = bench.table(pool, num_slots=6)
         ended = list(table.play(bench.units))
