@@ -71,6 +71,18 @@ def test_the_loaded_policy_has_the_logits_of_the_saved_one(tmp_path, name, famil
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+def test_a_frozen_encoder_is_checked_by_its_fingerprint(tmp_path):
+    frozen = {**ENCODER, "freeze": True}
+    assembled, config = small(SPACES["waypoint"], encoder=frozen)
+    save_policy(tmp_path, assembled, config, encoder=frozen, data={})
+    assert (
+        load_policy(tmp_path).model.encoder.fingerprint() == assembled.model.encoder.fingerprint()
+    )
+    edit(encoder_fingerprint="test_resnet-0")(tmp_path)
+    with pytest.raises(UserError, match="trained on features of encoder test_resnet-0"):
+        load_policy(tmp_path)
+
+
 def test_averaged_weights_take_the_place_of_the_models(tmp_path):
     (model, prompt), config = small(SPACES["waypoint"])
     zeros = {"own_head.weight": torch.zeros_like(model.own_head.weight)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from model_scenario import embodiment, episode, small
 
-from vla_nav.actions import ChunkSpace, DiscreteSpace, WaypointSpace
+from vla_nav.actions import ChunkSpace, DiscreteSpace, PointingSpace, WaypointSpace
 from vla_nav.episodes.types import Pose
 from vla_nav.errors import UserError
 from vla_nav.models.prompt import Layout, PoseTokens, PromptBuilder, PromptConfig
@@ -160,6 +160,8 @@ def test_what_does_not_fit_is_refused():
         builder(layout=Layout("pooled"), num_pooled=0)
     with pytest.raises(UserError, match="did you mean 'front'"):
         builder(config=PromptConfig(cameras=("frnt",)))
+    with pytest.raises(UserError, match=r"actions\.cameras 'rear'"):
+        builder(PointingSpace(cameras=("rear",)))
     with pytest.raises(UserError, match="has no depth"):
         builder(config=PromptConfig(depth=True))
     with pytest.raises(UserError, match=r"models\.prompt\.facts"):

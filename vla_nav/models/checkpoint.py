@@ -81,6 +81,7 @@ def save_policy(
     folder = Path(folder)
     model, prompt = assembled
     assert model.encoder is not None, "a policy needs its encoder"
+    is_frozen = model.encoder.is_frozen  # a trained encoder has no fingerprint before it is saved
     state = {**model.state_dict(), **(weights or {})}
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
@@ -103,6 +104,7 @@ def save_policy(
             "embodiment": asdict(prompt.embodiment),
             "encoder": {**_plain(encoder), "weights": None},
             "encoder_preprocessing": model.encoder.describe(),
+            "encoder_fingerprint": model.encoder.fingerprint() if is_frozen else None,
             "tokenizer": prompt.tokenizer.fingerprint(),
             "data": _plain(data),
             "weights": {"file": WEIGHTS, "xxh3_128": digest},
@@ -115,7 +117,8 @@ def load_policy(
 ) -> LoadedPolicy:
     """Read a bundle and build its model on `device`, in evaluation mode.
 
-    Raises `UserError` for missing or damaged files and for a tokenizer that is another one now.
+    Raises `UserError` for missing or damaged files, and for a tokenizer or a frozen encoder that
+    is another one now.
     """
     folder = Path(folder)
     source = folder / DESCRIPTION
@@ -147,9 +150,15 @@ def load_policy(
     if prompt.tokenizer.fingerprint() != described["tokenizer"]:
         raise UserError(
             f"{source}: trained with tokenizer {described['tokenizer']}, installed is "
-            f"{prompt.tokenizer.fingerprint()}; install the same mistral-common version"
+            f"{prompt.tokenizer.fingerprint()}; install the version it was trained with"
         )
     _load_state(model, state, folder / WEIGHTS)
+    fingerprint = described.get("encoder_fingerprint")
+    if fingerprint is not None and encoder.fingerprint() != fingerprint:
+        raise UserError(
+            f"{source}: trained on features of encoder {fingerprint}, rebuilt as "
+            f"{encoder.fingerprint()}; install the timm version it was trained with"
+        )
     model.to(device).eval()
     return LoadedPolicy(model, prompt, embodiment, decision, described["data"], described)
 

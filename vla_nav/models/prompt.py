@@ -143,6 +143,9 @@ class PromptBuilder:
         if layout.history == "pooled" and num_pooled == 0:
             raise UserError("tree.history=pooled needs vision.num_pooled >= 1, got 0")
         self.streams = _streams(embodiment, config)
+        for name in getattr(action_space, "cameras", ()):
+            if name not in (cameras := [camera.name for camera in embodiment.cameras]):
+                raise unknown_name("actions.cameras", name, cameras)
         num_pose = config.pose.num_tokens if config.pose is not None else 0
         specials = (_BEGIN, _ACT, *(f"<{stream}>" for stream in self.streams))
         num_text = tokenizer.num_tokens if num_text is None else num_text

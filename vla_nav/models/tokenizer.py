@@ -23,6 +23,9 @@ from vla_nav.files import file_digest
 
 TOKENIZERS = ("mistral_v3", "tekken", "folder", "gguf")
 _PACKAGE = "package://"
+_PROBE = (
+    "Turn left past the red sofa's end, walk 2.5 m\n  through the DOOR; stop near plants (über)."
+)
 _MISTRAL_V3 = "package://mistral_common/data/mistral_instruct_tokenizer_240323.model.v3"
 _TEKKEN = "package://mistral_common/data/tekken_240911.json"
 
@@ -76,7 +79,8 @@ class _Tokenizer:
         return self.decode_ids(list(ids))
 
     def fingerprint(self) -> str:
-        return f"{self.name}-{self.num_tokens}-{self.digest}"
+        kind = "transformers" if self.name in ("folder", "gguf") else self.name
+        return f"{kind}-{self.num_tokens}-{self.digest}"
 
     def save(self, folder: Path) -> None:
         if self.save_files is not None:
@@ -164,7 +168,8 @@ def _transformers(name: str, path: Path) -> Tokenizer:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise UserError(f"models.tokenizer_path={path}: no readable tokenizer ({reason})") from None
     vocabulary = sorted(model.get_vocab().items(), key=lambda item: (item[1], item[0]))
-    digest = xxhash.xxh3_128(repr(vocabulary).encode()).hexdigest()
+    probe = model.encode(_PROBE, add_special_tokens=False)  # merges and splits, not ids alone
+    digest = xxhash.xxh3_128(repr((vocabulary, probe)).encode()).hexdigest()
     num_tokens = max(index for _, index in vocabulary) + 1
     return _Tokenizer(
         name,
