@@ -81,8 +81,9 @@ class TrunkCache:
             seen_k, seen_v = keys[selected, :, :num_places], values[selected, :, :num_places]
             num_rows, num_queries, num_heads, size = q.shape
             groups = num_heads // k.shape[2]
-            if groups not in masks:
-                masks[groups] = mask.to(device).repeat(1, 1, groups, 1)  # (B, 1, groups*N, S)
+            if groups not in masks:  # additive, made once for all layers: (B, 1, groups*N, S)
+                hidden = ~mask.to(device).repeat(1, 1, groups, 1)
+                masks[groups] = q.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
             folded = q.transpose(1, 2).reshape(num_rows, k.shape[2], groups * num_queries, size)
             out = F.scaled_dot_product_attention(
                 folded, seen_k, seen_v, attn_mask=masks[groups], scale=scale
