@@ -71,5 +71,12 @@ def test_stop_as_the_last_allowed_primitive_counts():
     assert not cut.has_stopped
 
 
+def test_no_primitives_end_the_episode_without_stop():
+    _, done = drive([(MOVE_FORWARD,), ()])
+    assert (done.primitives, done.has_stopped, len(done.poses)) == ((MOVE_FORWARD,), False, 2)
+    _, nothing = drive([()])
+    assert (nothing.primitives, nothing.decisions, len(nothing.poses)) == ((), (), 1)
+
+
 def test_until_stop_keeps_what_has_no_stop():
     assert until_stop((1, 2)) == (1, 2)

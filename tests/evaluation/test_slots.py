@@ -97,6 +97,17 @@ def test_the_policy_is_asked_for_many_slots_at_once(config):
     assert set(single.batch_sizes) == {1}
 
 
+def test_an_episode_that_fills_the_context_ends_without_stop_and_says_so(config):
+    bench = Bench(config, conditions=[c for c in CONDITIONS if c.name == "policy"])
+    whole = bench.play()
+    for key, record in bench.play(policy=PixelPolicy(room=5)).items():
+        assert record["primitives"] == whole[key]["primitives"][:5]
+        assert not record["has_stopped"]
+        assert record["sr"] == 0.0
+        assert "context is full" in record["remark"]
+        assert whole[key]["remark"] is None
+
+
 def test_the_expert_row_reaches_its_goals_and_scores_follow_from_the_path(config):
     bench = Bench(config, conditions=[c for c in CONDITIONS if c.actor is Actor.EXPERT])
     bench.settings = PlaySettings(

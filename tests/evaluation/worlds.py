@@ -159,15 +159,18 @@ class PixelPolicy:
     """A deterministic stand-in for a trained network: its choice depends on instruction, pixels
     and how often it was asked, so every condition of the table changes what it does."""
 
-    def __init__(self, *, stops_after: int = 12) -> None:
+    def __init__(self, *, stops_after: int = 12, room: int = 1000) -> None:
         self.space = DiscreteSpace()
         self.batch_sizes: list[int] = []
-        self._stops_after = stops_after
+        self._stops_after, self._room = stops_after, room
         self._texts: dict[int, str] = {}
         self._asked: dict[int, int] = {}
 
     def reset(self, slot: int, instruction: str, *, name: str) -> None:
         self._texts[slot], self._asked[slot] = instruction, 0
+
+    def has_room(self, slot: int) -> bool:
+        return self._asked[slot] < self._room
 
     def act(self, observations: Mapping[int, Observation]) -> dict[int, Action]:
         self.batch_sizes.append(len(observations))

@@ -66,8 +66,8 @@ def rollout(
 ) -> Generator[Request, Outcome | tuple[int, ...], Trajectory]:
     """Play one episode from the pose an agent has taken: see the drawing above.
 
-    Send an `Outcome` in answer to `Simulate` and a non-empty tuple of primitives to `Decide`;
-    primitives behind a STOP or beyond the cap are dropped.
+    Send an `Outcome` in answer to `Simulate` and a tuple of primitives to `Decide`; primitives
+    behind a STOP or beyond the cap are dropped, and no primitives end the episode without STOP.
     """
     poses, taken, decisions = [start], [], []
     num_collisions = 0
@@ -75,7 +75,8 @@ def rollout(
     while len(taken) < max_primitives:
         chosen = yield Decide(poses[-1], outcome)
         executed = until_stop(chosen)[: max_primitives - len(taken)]
-        assert executed, "a decision without a primitive action"
+        if not executed:
+            break
         taken.extend(executed)
         decisions.append(executed)
         is_stopped = executed[-1] == STOP

@@ -46,6 +46,10 @@ class Network(Protocol):
         """Begin an episode in a slot; `name` seeds what is sampled in it."""
         ...
 
+    def has_room(self, slot: int) -> bool:
+        """Whether the slot's context takes another decision."""
+        ...
+
     def act(self, observations: Mapping[int, Observation]) -> Mapping[int, Action]:
         """One decision for every slot given."""
         ...
@@ -212,13 +216,16 @@ class Table:
         waiting, self._waiting = dict(sorted(self._waiting.items())), {}
         seen: dict[int, Observation] = {}
         begun = time.perf_counter()
+        full = []
         for number, request in waiting.items():
             slot = self._slots[number]
             if not slot.has_begun:
-                condition, episode = slot.unit
-                text = self._instructions.of(condition, episode)
+                text = self._instructions.of(slot.unit.condition, slot.unit.episode)
                 network.reset(number, text, name="/".join(slot.unit.key))
                 slot.has_begun = True
+            if not network.has_room(number):
+                full.append(slot)
+                continue
             assert request.outcome.observation is not None
             seen[number] = slot.unit.condition.observe(request.outcome.observation)
         if self._is_one_by_one:
@@ -234,10 +241,13 @@ class Table:
             for number, action in actions.items()
         }
         self.timing.policy_s += time.perf_counter() - begun
-        self.timing.num_calls += 1
+        self.timing.num_calls += bool(seen)
         self.timing.num_decisions += len(seen)
         for number, chosen in primitives.items():
             self._advance(self._slots[number], chosen)
+        for slot in full:
+            slot.notes.remark = "the policy's context is full: ended without STOP"
+            self._advance(slot, ())
 
     def _film(self, slot: _Slot, request: Decide) -> None:
         if slot.notes.is_filmed and request.outcome.observation is not None:

@@ -96,6 +96,16 @@ class VLAPolicy:
         self._cache.clear(row)
         self._slots[slot] = _Slot(row, instruction, generator(self.seed, "policy", name))
 
+    def has_room(self, slot: Hashable) -> bool:
+        """Whether another decision of an episode that has begun fits the backbone's positions."""
+        state = self._slots[slot]
+        if state.start is None:
+            return True  # a root that is too long by itself is refused by `act`
+        streams = range(len(self.prompt.streams))
+        full, pooled = self.prompt.observation(streams, state.start, state.start)
+        num_tokens = len(full) + len(pooled) + 2 * self.space.max_length
+        return self._cache.length[state.row] + num_tokens <= self.model.backbone.max_positions
+
     def note_executed(self, slot: Hashable, primitives: tuple[int, ...]) -> None:
         """What was executed after the last `act`, where it is not that action's primitives."""
         self._slots[slot].executed = tuple(primitives)
