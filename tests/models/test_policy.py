@@ -144,8 +144,7 @@ def test_while_there_is_room_a_decision_never_exceeds_the_positions():
         assert num_decisions < 512
     assert num_decisions > 512 // 20  # the room is used, not given away
     with pytest.raises(UserError, match="positions"):
-        for call in range(4):
-            policy.act({0: look(call)})
+        _ = [policy.act({0: look(call)}) for call in range(4)]
 
 
 @pytest.mark.parametrize("layout", [Layout("full", "visible"), Layout("pooled", "visible")])
