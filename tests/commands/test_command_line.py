@@ -103,6 +103,19 @@ def test_every_experiment_says_how_it_is_run_and_passes_the_key_check(experiment
         compose.check_overrides("train", [f"experiment={experiment}", f"debug={debug}"])
 
 
+@pytest.mark.parametrize("command", ["houses", "record", "encode", "train", "stats", "evaluate"])
+def test_one_word_names_the_quickstart_of_every_command(command: str) -> None:
+    overrides = ["experiment=quickstart", "data.path=x"]
+    compose.check_overrides(command, overrides)
+    config = compose_config(command, overrides)
+    if command == "encode":
+        assert config.vision.image_size == compose_config("train", overrides).vision.image_size
+    if command == "record":
+        assert config.record.decision == compose_config("train", overrides).actions.decision
+    with pytest.raises(UserError, match="did you mean 'quickstart'"):
+        compose.check_overrides(command, ["experiment=quickstar"])
+
+
 def test_settings_instantiate_from_every_training_configuration() -> None:
     for overrides in (
         [],

@@ -32,6 +32,7 @@ from vla_nav.commands.overrides import (
     compose_config,
     conf_dir,
     first_line,
+    own_experiment,
     split_flags,
 )
 from vla_nav.errors import UserError
@@ -48,6 +49,7 @@ def run(command: str, overrides: Sequence[str]) -> int:
     overrides: what stands behind the command on the command line, Hydra's flags included.
     """
     flags, values = split_flags(overrides)
+    values = own_experiment(command, values)
 
     def checked() -> int:
         if not _NO_CHECK.intersection(flags):
@@ -55,7 +57,7 @@ def run(command: str, overrides: Sequence[str]) -> int:
         return 0
 
     code = _guarded(command, checked)
-    return code if code else _run_hydra(command, overrides)
+    return code if code else _run_hydra(command, [*flags, *values])
 
 
 def plain(node: Any) -> Any:
@@ -91,8 +93,7 @@ def _run_hydra(command: str, overrides: Sequence[str]) -> int:
 
     entry = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(task)
     arguments = sys.argv
-    flags, values = split_flags(overrides)
-    sys.argv = [f"vla-nav {command}", *flags, *values, f"hydra.job.name={command}"]
+    sys.argv = [f"vla-nav {command}", *overrides, f"hydra.job.name={command}"]
     try:
         entry()
     except SystemExit as stop:

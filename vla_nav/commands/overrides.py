@@ -45,8 +45,28 @@ def conf_dir() -> Path:
     raise UserError(f"{package / 'conf'}: the configuration folder is missing; reinstall vla_nav")
 
 
+def own_experiment(command: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides with `experiment=NAME` turned to the command's own part of that experiment.
+
+    One name stands for a whole story, so that every command of it takes the same word:
+
+        conf/experiment/quickstart.yaml           experiment=quickstart of train and stats
+        conf/experiment/record/quickstart.yaml    experiment=quickstart of record, and so on
+    """
+    if not (conf_dir() / "experiment" / command).is_dir():
+        return list(overrides)
+    start, own = "experiment=", f"experiment={command}/"
+    return [
+        own + text.removeprefix(start)
+        if text.startswith(start) and not text.startswith(own) and text != "experiment=null"
+        else text
+        for text in overrides
+    ]
+
+
 def compose_config(command: str, overrides: Sequence[str] = (), *, hydra: bool = False) -> Any:
     """Compose `conf/<command>.yaml` as the command would; `hydra` keeps the hydra node."""
+    overrides = own_experiment(command, overrides)
     with initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
         return compose(command, overrides=list(overrides), return_hydra_config=hydra)
 
@@ -68,7 +88,7 @@ def check_overrides(command: str, overrides: Sequence[str], *, is_sweep: bool = 
 
     is_sweep: `key=a,b` is a run per value (the flag -m), otherwise a fault.
     """
-    parsed = [_parse(text) for text in overrides]
+    parsed = [_parse(text) for text in own_experiment(command, overrides)]
     for override in parsed:
         if override.is_sweep_override() and not is_sweep:
             raise UserError(
@@ -163,6 +183,9 @@ def _check_option(override: Override) -> None:
 
 
 def _require_option(group: str, value: str, options: list[str]) -> None:
+    folder, _, name = value.rpartition("/")
+    if folder:
+        options, value = _options(f"{group}/{folder}") or [], name
     if value not in options:
         raise unknown_name(f"option of group '{group}':", value, options)
 
