@@ -179,9 +179,12 @@ class TimmEncoder(nn.Module):
     def _normalised(self, pixels: Tensor) -> Tensor:
         """uint8 (F, H, W, 3) -> (F, 3, *image_size) in the weights' dtype, channels last."""
         resized = resize_frames(pixels, self.image_size).permute(0, 3, 1, 2)
-        mean = torch.tensor(self.mean, device=pixels.device).view(3, 1, 1)
-        std = torch.tensor(self.std, device=pixels.device).view(3, 1, 1)
-        return ((resized.float() / 255 - mean) / std).to(self.parameter_dtype)
+        mean, std = (
+            torch.tensor(values, device=pixels.device).view(3, 1, 1)
+            for values in (self.mean, self.std)
+        )
+        # (x / 255 - mean) / std in two passes over the pixels, in place
+        return resized.float().mul_(1 / (255 * std)).sub_(mean / std).to(self.parameter_dtype)
 
     def _grid(self, images: Tensor) -> Tensor:
         """Normalised images (F, 3, H, W) -> the model's feature map (F, h, w, D)."""
