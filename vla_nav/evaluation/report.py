@@ -26,7 +26,7 @@ from vla_nav.evaluation.slots import Timing
 from vla_nav.files import atomic_path, write_json
 
 _TEMPLATE = "report.html.j2"
-_TABLE_COLUMNS = 112  # characters; a narrower terminal wraps lines rather than numbers
+_TABLE_COLUMNS = 124  # characters; a narrower terminal wraps lines rather than numbers
 _EMBED_BYTES = 24 * 2**20  # pictures inside the HTML up to this much; the rest stay files
 
 
@@ -98,7 +98,7 @@ def console_table(report: Mapping[str, Any]) -> ConsoleTable:
     table.add_column("row", no_wrap=True)
     for name in ("n", "SR [95 %]", *(name.upper().replace("_", " ") for name in further)):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("OSR", "SPL", "NE m", "nDTW", "steps", "flagged"):
+    for name in ("OSR", "SPL", "NE m", "nDTW", "steps", "flags"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in report["rows"]:
         table.add_row(

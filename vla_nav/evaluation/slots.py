@@ -214,26 +214,25 @@ class Table:
         network = self._network
         assert network is not None, "a network row without a network"
         waiting, self._waiting = dict(sorted(self._waiting.items())), {}
-        seen: dict[int, Observation] = {}
         begun = time.perf_counter()
-        full = []
+        seen: dict[int, Observation] = {}
+        fresh, full = set(), []
         for number, request in waiting.items():
             slot = self._slots[number]
             if not slot.has_begun:
                 text = self._instructions.of(slot.unit.condition, slot.unit.episode)
                 network.reset(number, text, name="/".join(slot.unit.key))
                 slot.has_begun = True
-            if not network.has_room(number):
+                fresh.add(number)
+            elif not network.has_room(number):
                 full.append(slot)
                 continue
             assert request.outcome.observation is not None
             seen[number] = slot.unit.condition.observe(request.outcome.observation)
-        if self._is_one_by_one:
-            actions: dict[int, Action] = {}
-            for number, observation in seen.items():
-                actions.update(network.act({number: observation}))
-        else:
-            actions = dict(network.act(seen))
+        actions: dict[int, Action] = {}
+        for numbers in self._batches(list(seen), fresh):
+            actions.update(network.act({number: seen[number] for number in numbers}))
+            self.timing.num_calls += 1
         primitives = {
             number: network.space.primitives(
                 action, self._settings.embodiment, dict(seen[number].depth)
@@ -241,13 +240,21 @@ class Table:
             for number, action in actions.items()
         }
         self.timing.policy_s += time.perf_counter() - begun
-        self.timing.num_calls += bool(seen)
         self.timing.num_decisions += len(seen)
         for number, chosen in primitives.items():
             self._advance(self._slots[number], chosen)
         for slot in full:
             slot.notes.remark = "the policy's context is full: ended without STOP"
             self._advance(slot, ())
+
+    def _batches(self, numbers: list[int], fresh: set[int]) -> list[list[int]]:
+        """Slots to decide together. Those that begin bring a whole instruction; apart, they do not
+        make the others wait for as many padded tokens."""
+        if self._is_one_by_one:
+            return [[number] for number in numbers]
+        begin = [number for number in numbers if number in fresh]
+        go_on = [number for number in numbers if number not in fresh]
+        return [batch for batch in (begin, go_on) if batch]
 
     def _film(self, slot: _Slot, request: Decide) -> None:
         if slot.notes.is_filmed and request.outcome.observation is not None:
