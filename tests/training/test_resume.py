@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,21 @@ def test_finished_run_is_returned_and_not_trained_again(data: Path, undisturbed:
     result = train(recipe(data), undisturbed)
     assert result["steps"] == 12
     assert last_path(undisturbed / "checkpoints").stat().st_mtime_ns == before
+
+
+def test_kill_after_the_last_checkpoint_loses_no_policy(
+    data: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    (run / "result.json").unlink()
+    shutil.rmtree(run / "policy")
+    assert in_child(lambda: train(recipe(data), run)) == 0
+    same_weights(run, undisturbed)
+    same_curve(run, undisturbed)
+    mine, whole = (json.loads((path / "result.json").read_text()) for path in (run, undisturbed))
+    for key in ("steps", "episodes_seen", "validation"):
+        assert mine[key] == whole[key]
 
 
 def test_other_configuration_is_refused_and_leaves_the_run_as_it_was(

@@ -97,21 +97,25 @@ def train(
     extra: tuple[Callback, ...] = (),
     overwrite: bool = False,
     every_steps: int = 3,
+    num_ranks: int = 1,
 ) -> dict[str, Any]:
     """Run `fit` on the CPU without any logger but the curve."""
     return fit(
         made,
         output_dir=output_dir,
         config={"seed": made.seed} if config is None else config,
-        make_trainer=cpu_trainer,
+        make_trainer=lambda **keywords: cpu_trainer(num_ranks=num_ranks, **keywords),
         callbacks=[WeightAverage(decay=0.9, every_steps=2), *extra],
         checkpoint={"every_steps": every_steps, "every_minutes": None},
         overwrite=overwrite,
     )
 
 
-def cpu_trainer(**keywords: Any) -> Trainer:
-    return Trainer(accelerator="cpu", devices=1, deterministic=True, **keywords)
+def cpu_trainer(*, num_ranks: int = 1, **keywords: Any) -> Trainer:
+    strategy = "auto" if num_ranks == 1 else "ddp_find_unused_parameters_true"
+    return Trainer(
+        accelerator="cpu", devices=num_ranks, strategy=strategy, deterministic=True, **keywords
+    )
 
 
 def in_child(body: Callable[[], Any]) -> int:

@@ -24,6 +24,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from vla_nav.errors import UserError
 from vla_nav.files import atomic_path, remove_leftovers, require_free_space
 
+_AGREE_STEPS = 10  # several ranks compare their clocks so often
+
 
 class RunCheckpoint(Checkpoint):
     """Writes `last.ckpt` every `every_steps` steps or `every_minutes` minutes, and at the end.
@@ -59,10 +61,10 @@ class RunCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any
     ) -> None:
         """Write if it is time, unless a validation of this step comes first."""
-        minutes = (time.monotonic() - self._saved_at_s) / 60
         step = trainer.global_step
         self._is_due |= self.every_steps is not None and step % self.every_steps == 0
-        self._is_due |= self.every_minutes is not None and minutes >= self.every_minutes
+        if self.every_minutes is not None:
+            self._is_due |= self._is_late(trainer)
         if self._is_due and not _validates_after(trainer):
             self._write(trainer, pl_module)
 
@@ -75,18 +77,28 @@ class RunCheckpoint(Checkpoint):
         """The last checkpoint of the run."""
         self._write(trainer, pl_module)
 
+    def _is_late(self, trainer: Trainer) -> bool:
+        """Whether `every_minutes` have passed; ranks agree, since writing is collective."""
+        is_late = time.monotonic() - self._saved_at_s >= 60 * self.every_minutes
+        if trainer.world_size == 1:
+            return is_late
+        return trainer.global_step % _AGREE_STEPS == 0 and trainer.strategy.broadcast(is_late)
+
     def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._is_due = False
         self._saved_at_s = time.monotonic()
-        if trainer.global_step == self._saved_step and last_path(self.folder).exists():
+        if trainer.global_step == self._saved_step:
             return
         self._saved_step = trainer.global_step
-        self.folder.mkdir(parents=True, exist_ok=True)
         last = last_path(self.folder)
+        if not trainer.is_global_zero:  # takes part in what is collected, writes nothing
+            trainer.save_checkpoint(last)
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
         require_free_space(self.folder, _size_bytes(pl_module), what="a checkpoint")
         with atomic_path(last) as temporary:
-            trainer.save_checkpoint(temporary, weights_only=False)
-            if trainer.is_global_zero and last.exists():
+            trainer.save_checkpoint(temporary)
+            if last.exists():
                 os.replace(last, previous_path(self.folder))
         self._save_policy(trainer, pl_module)
 

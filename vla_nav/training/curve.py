@@ -26,6 +26,7 @@ class CurveLogger(Logger):
         super().__init__()
         self.path = Path(path)
         kept = [row for row in read_curve(self.path) if row["step"] <= resumed_step]
+        self._kept = {(row["step"], frozenset(row.keys() - {"step"})) for row in kept}
         if rank_zero_only.rank == 0:
             with atomic_path(self.path) as temporary:
                 temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
@@ -48,7 +49,7 @@ class CurveLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Append one line."""
         values = {name: float(value) for name, value in metrics.items() if name != "epoch"}
-        if values:
+        if values and (step, frozenset(values)) not in self._kept:
             with open(self.path, "a", encoding="utf-8") as handle:
                 handle.write(json.dumps({"step": step, **values}) + "\n")
 

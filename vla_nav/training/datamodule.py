@@ -204,7 +204,9 @@ class RecordedData(LightningDataModule):
                 "null with a holdout_share"
             )
         else:
-            is_held_out = held_out(self._train.episodes.scene_ids(), validation.holdout_share, self._seed)
+            is_held_out = held_out(
+                self._train.episodes.scene_ids(), validation.holdout_share, self._seed
+            )
             self._val, self._val_lengths = self._train, self._lengths
             self._train_indices = np.flatnonzero(~is_held_out)
             candidates = np.flatnonzero(is_held_out)

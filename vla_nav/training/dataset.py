@@ -133,7 +133,10 @@ class StepDataset(Dataset[Batch]):
 
 
 class PackDataset(Dataset[Batch]):
-    """Some episodes in their own order, one pack per item: validation."""
+    """Some episodes in their own order, one pack per item: validation.
+
+    Every rank has the same number of items; where packs run out a batch holds none.
+    """
 
     def __init__(
         self,
@@ -150,11 +153,14 @@ class PackDataset(Dataset[Batch]):
         self._trees, self._plan, self._padded_length = trees, plan, padded_length
         packs = sequential_packs(lengths[list(episodes)], pack_tokens=pack_tokens)
         self._packs = [[episodes[place] for place in pack] for pack in packs][rank::num_ranks]
+        self._length = -(-len(packs) // num_ranks)
 
     def __len__(self) -> int:
-        return len(self._packs)
+        return self._length
 
     def __getitem__(self, index: int) -> Batch:
+        if index >= len(self._packs):
+            return Batch((), index, 0)
         return Batch(
             (self._trees.pack(self._packs[index], self._plan, self._padded_length),), index, 0
         )

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 
@@ -104,7 +105,12 @@ def fit(
         seed=recipe.seed,
         num_workers=recipe.num_workers,
     )
-    folder = RunFolder(output_dir, config, data=data.fingerprint, overwrite=overwrite)
+    folder = RunFolder(
+        output_dir,
+        config,
+        data=data.fingerprint,
+        overwrite=overwrite and rank_zero_only.rank == 0,
+    )
     result = folder.result()
     if result is not None:
         return result
@@ -165,6 +171,7 @@ def fit(
             name: value if math.isfinite(value) else None for name, value in validation.items()
         },
     }
+    save(trainer, module)  # a kill may have come between the last checkpoint and its policy
     if trainer.is_global_zero:
         write_csv(folder.curve, folder.path / "curve.csv")
         folder.finish(result)
