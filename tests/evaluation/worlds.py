@@ -92,6 +92,7 @@ def evaluate_config(world: Path, output: Path, *overrides: str) -> dict[str, Any
                 f"paths.output_dir={output}",
                 "evaluation.num_episodes=null",
                 "evaluation.rows=[random,expert]",
+                "evaluation.num_threads=1",
                 "num_workers=0",
                 SMALL_CAMERA,
                 *overrides,
