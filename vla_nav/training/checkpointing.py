@@ -92,12 +92,12 @@ class RunCheckpoint(Checkpoint):
         self._saved_step = trainer.global_step
         last = last_path(self.folder)
         if not trainer.is_global_zero:  # takes part in what is collected, writes nothing
-            trainer.save_checkpoint(last)
+            trainer.save_checkpoint(last, weights_only=False)
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         require_free_space(self.folder, _size_bytes(pl_module), what="a checkpoint")
         with atomic_path(last) as temporary:
-            trainer.save_checkpoint(temporary)
+            trainer.save_checkpoint(temporary, weights_only=False)
             if last.exists():
                 os.replace(last, previous_path(self.folder))
         self._save_policy(trainer, pl_module)
