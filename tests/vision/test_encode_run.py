@@ -70,7 +70,7 @@ def encode(source: PaintedFrames, keys, encoder, folder: Path, **overrides) -> F
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.name != ".lock"}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -136,7 +136,7 @@ def test_a_second_run_reads_only_frames_that_are_new(tmp_path):
 
 
 class BlockingFrames(PaintedFrames):
-    """Blocks for ever at one frame, after saying so."""
+    """Blocks at one frame, after saying so, for as long as the reading process has its parent."""
 
     def __init__(self, num_frames: int, block_at: int, blocked) -> None:
         super().__init__(num_frames)
@@ -145,13 +145,23 @@ class BlockingFrames(PaintedFrames):
     def read(self, key):
         if key == self.blocking_key:
             self.blocked.set()
-            time.sleep(600)
+            parent = os.getppid()
+            while os.getppid() == parent:
+                time.sleep(0.05)
         return super().read(key)
 
 
-@pytest.mark.parametrize("block_at", [2, 17, 38])
-def test_a_killed_run_finishes_to_the_same_bytes(tmp_path, one_thread, block_at):
-    num_frames, sizes = 41, {"batch_size": 4, "shard_bytes": 8 * 5 * 32 * 4}
+def wait_for(is_done) -> None:
+    """A worker reads a few batches ahead of the shard that is being written."""
+    deadline = time.monotonic() + 60
+    while not is_done() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("block_at", "num_workers"), [(2, 0), (17, 0), (17, 1), (38, 1)])
+def test_a_killed_run_finishes_to_the_same_bytes(tmp_path, one_thread, block_at, num_workers):
+    num_frames = 41
+    sizes = {"batch_size": 4, "shard_bytes": 8 * 5 * 32 * 4, "num_workers": num_workers}
     context = multiprocessing.get_context("fork")
     source = BlockingFrames(num_frames, block_at, context.Event())
     process = context.Process(
@@ -159,10 +169,11 @@ def test_a_killed_run_finishes_to_the_same_bytes(tmp_path, one_thread, block_at)
     )
     process.start()
     assert source.blocked.wait(60)
+    wait_for(lambda: len(list((tmp_path / "cut").glob("shard-?????.*"))) == block_at // 8)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    assert len(list((tmp_path / "cut").glob("shard-*"))) == block_at // 8
+    assert len(list((tmp_path / "cut").glob("shard-?????.*"))) == block_at // 8
     source = PaintedFrames(num_frames)
     for name in ("cut", "whole"):
         encode(source, source.keys, small_encoder(), tmp_path / name, **sizes)

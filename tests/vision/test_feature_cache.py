@@ -1,5 +1,6 @@
 """The cache returns what was written, in any order, with repeats, over any cuts."""
 
+import multiprocessing
 import pickle
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def write(
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.name != ".lock"}
 
 
 @settings(max_examples=30, deadline=None)
@@ -261,15 +262,42 @@ def test_a_folder_with_another_programs_manifest_is_refused(tmp_path):
         FeatureCache.open(tmp_path)
 
 
-def test_one_writer_at_a_time(tmp_path):
-    second = CacheWriter.locked(tmp_path)
+def _hold(folder: Path, held, release) -> None:
+    with CacheWriter.locked(folder):
+        held.set()
+        release.wait(60)
+
+
+def test_one_process_writes_at_a_time(tmp_path):
+    context = multiprocessing.get_context("fork")
+    held, release = context.Event(), context.Event()
+    process = context.Process(target=_hold, args=(tmp_path, held, release))
+    process.start()
+    assert held.wait(60)
     with (
-        CacheWriter.locked(tmp_path),
         pytest.raises(UserError, match="another `vla-nav encode` is writing this cache"),
+        CacheWriter.locked(tmp_path),
     ):
-        second.__enter__()
+        pass
+    release.set()
+    process.join()
     with CacheWriter.locked(tmp_path):
         pass
+
+
+def test_a_process_that_outlives_the_writer_does_not_hold_the_cache(tmp_path):
+    context = multiprocessing.get_context("fork")
+    end, go = context.Event(), context.Event()
+    with CacheWriter.locked(tmp_path):  # where loader workers are started
+        survivor = context.Process(target=end.wait, args=(60,))
+        survivor.start()
+    go.set()
+    process = context.Process(target=_hold, args=(tmp_path, context.Event(), go))
+    process.start()
+    process.join()
+    end.set()
+    survivor.join()
+    assert process.exitcode == 0
 
 
 def test_the_size_estimate_covers_what_is_written_and_little_more(tmp_path):
@@ -300,4 +328,4 @@ def test_a_full_disk_is_reported_before_any_work(tmp_path, monkeypatch):
         )  # fmt: skip
         with pytest.raises(UserError, match="the feature cache needs 12 MiB and 1 MiB are free"):
             writer.require_space(writer.plan(random_keys(3, 0)))
-    assert list(tmp_path.iterdir()) == []
+    assert contents(tmp_path) == {}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import fcntl
 import itertools
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +38,7 @@ from vla_nav.vision.shards import (
 
 _INDEX_BYTES = 2 * KEY_BYTES + 8  # per frame: its key in the shard and in the index, and its row
 _SHARD_NAME = "shard-{:05d}.safetensors"
+_LOCK = ".lock"
 _SHARD_FILES = "shard-?????.safetensors"
 
 
@@ -85,18 +85,21 @@ class CacheWriter:
     @staticmethod
     @contextmanager
     def locked(folder: Path) -> Iterator[None]:
-        """Make the folder and hold it for one writer; a second one gets a `UserError`."""
+        """Make the folder and hold it for one process; another one gets a `UserError`.
+
+        A POSIX lock, which ends with the process. That of `flock` would live on in loader workers
+        that outlive a killed parent by seconds, and refuse the second start.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{folder}: another `vla-nav encode` is writing this cache") from None
-        else:
+        with open(folder / _LOCK, "w") as handle:
+            try:
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(
+                    f"{folder}: another `vla-nav encode` is writing this cache; wait for it"
+                ) from None
             remove_leftovers(folder)
             yield
-        finally:
-            os.close(handle)
 
     def plan(self, keys: Iterable[str]) -> list[PlannedShard]:
         """The shards still to be written for these keys (repeats allowed), in order."""
