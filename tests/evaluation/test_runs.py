@@ -220,6 +220,30 @@ def test_another_turn_angle_or_decision_rule_than_trained_is_refused(world, poli
     assert report_of(tmp_path / "d")["run"]["embodiment"]["turn_deg"] == 30.0
 
 
+@pytest.mark.parametrize(("command", "num_workers"), [("evaluate", 0), ("record", 1)])
+def test_a_damaged_scene_is_one_line_that_names_it_and_nothing_is_lost(
+    world, tmp_path, capsys, command, num_workers
+):
+    edited = edited_world(world, tmp_path, lambda content: None)
+    victim = sorted((edited / "scenes").rglob("*.glb"))[1]
+    whole = victim.read_bytes()
+    victim.write_bytes(whole[: len(whole) // 2])
+    overrides = [
+        f"data.path={edited}",
+        "data.split=val_unseen",
+        f"paths.output_dir={tmp_path}/out",
+        f"num_workers={num_workers}",
+        SMALL_CAMERA,
+    ]
+    if command == "evaluate":
+        overrides += ["evaluation.rows=[expert]", "evaluation.num_episodes=6"]
+    assert run_command(command, *overrides) == 2
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("vla-nav")]
+    assert str(victim) in line
+    victim.write_bytes(whole)
+    assert run_command(command, *overrides) == 0
+
+
 def test_a_network_row_without_a_checkpoint_is_refused(world, tmp_path):
     with pytest.raises(UserError, match="checkpoint: has no value"):
         evaluate_from(evaluate_config(world, tmp_path, "evaluation.rows=[policy]"))
