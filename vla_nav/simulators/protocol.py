@@ -57,7 +57,7 @@ class Simulator(Protocol):
         ...
 
     def place(self, pose: Pose) -> None:
-        """Put the agent exactly at a pose that `reset`, `act` or `move` gave; nothing is snapped."""
+        """Put the agent exactly at a pose that `reset`, `act` or `move` gave, without snapping."""
         ...
 
     def act(self, primitive: int) -> Motion:
