@@ -63,7 +63,7 @@ def assembled(data: Path) -> tuple[Assembled, RecordedTrees]:
 
 
 def after_one_step(
-    data: Path, groups: list[list[int]], normalisation: str
+    data: Path, groups: list[list[int]], normalisation: str, parallel_packs: int = 1
 ) -> dict[str, torch.Tensor]:
     """Gradients' effect: plain parameters after one AdamW step without clipping."""
     made, trees = assembled(data)
@@ -73,6 +73,7 @@ def after_one_step(
         budget=Budget(max_steps=1),
         warmup_share=0.0,
         normalisation=normalisation,
+        parallel_packs=parallel_packs,
         optimiser=OptimiserSettings(clip_norm=0.0),
     )
     seen: dict[str, torch.Tensor] = {}
@@ -111,6 +112,8 @@ def test_packs_of_a_step_give_the_gradient_of_one_pack(data: Path, normalisation
         # float32 sums in another order; relative by norm.
         scale = gradient.norm() + 1e-7
         assert (parts[name] - gradient).norm() / scale < 1e-5, name
+    threaded = after_one_step(data, [[3], [1, 4, 0], [2]], normalisation, parallel_packs=3)
+    assert all(torch.equal(threaded[name], gradient) for name, gradient in parts.items())
     wrong = after_one_step(data, [[3], [1, 4], [2]], normalisation)
     assert any((wrong[n] - g).norm() / (g.norm() + 1e-7) > 1e-3 for n, g in whole.items())
 

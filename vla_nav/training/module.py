@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from vla_nav.errors import UserError
 from vla_nav.losses.cross_entropy import (
     Loss,
     loss_denominator,
@@ -54,6 +56,7 @@ class TrainingModule(LightningModule):
         self._loss_sum, self._loss_weight = 0.0, 0.0
         self._num_episodes = 0
         self._since = (0.0, 0)
+        self._threads: ThreadPoolExecutor | None = None
         self.last_loss, self.episodes_per_s = math.nan, 0.0
         self.validated: tuple[int, dict[str, float]] | None = None  # step and values of the last
 
@@ -65,19 +68,23 @@ class TrainingModule(LightningModule):
         """The clock runs from here, on top of what earlier starts took."""
         self.progress.stopwatch.restart(self.progress.stopwatch.earlier_s)
         self._since = (time.monotonic(), self._num_episodes)
+        if self.settings.parallel_packs > 1 and (
+            self.device.type != "cpu" or self.trainer.world_size > 1
+        ):
+            raise UserError(
+                f"training.parallel_packs={self.settings.parallel_packs} is for one process on the "
+                f"CPU; here are {self.trainer.world_size} on {self.device.type}: set it to 1"
+            )
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One optimiser step over all packs of the batch."""
         assert batch.step == self.global_step, (batch.step, self.global_step)
         optimiser = self.optimizers()
         denominator = self._denominator(batch)
-        total = torch.zeros((), device=self.device)
-        for index, pack in enumerate(batch.packs):
-            with self._gradient_sync(is_last=index == len(batch.packs) - 1):
-                loss = self._loss(pack, denominator).value
-                # DDP averages gradients over ranks; the denominator already counts all of them.
-                self.manual_backward(loss * self.trainer.world_size)
-            total += loss.detach()
+        if self.settings.parallel_packs > 1:
+            total = self._threaded_backward(batch, denominator)
+        else:
+            total = self._backward(batch, denominator)
         norm = torch.nn.utils.clip_grad_norm_(
             self._trained(), self.settings.optimiser.clip_norm or math.inf, foreach=True
         )
@@ -148,6 +155,41 @@ class TrainingModule(LightningModule):
         self.progress.stopwatch.earlier_s = run["elapsed_s"]
         self._num_episodes = run["num_episodes"]
         torch.set_rng_state(run["torch_rng"].cpu())
+
+    def _backward(self, batch: Batch, denominator: Tensor) -> Tensor:
+        """Gradients of all packs, one after another; returns the loss of this rank's packs."""
+        total = torch.zeros((), device=self.device)
+        for index, pack in enumerate(batch.packs):
+            with self._gradient_sync(is_last=index == len(batch.packs) - 1):
+                loss = self._loss(pack, denominator).value
+                # DDP averages gradients over ranks; the denominator already counts all of them.
+                self.manual_backward(loss * self.trainer.world_size)
+            total += loss.detach()
+        return total
+
+    def _threaded_backward(self, batch: Batch, denominator: Tensor) -> Tensor:
+        """The same with packs in threads; gradients are added in the packs' order, so the result
+        does not depend on which thread is first."""
+        parameters = self._trained()
+
+        def gradients(pack: Pack) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+            with self.trainer.precision_plugin.forward_context():  # autocast is per thread
+                loss = self._loss(pack, denominator).value
+            return loss.detach(), torch.autograd.grad(loss, parameters, allow_unused=True)
+
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.settings.parallel_packs)
+        total = torch.zeros((), device=self.device)
+        for loss, parts in self._threads.map(gradients, batch.packs):
+            total += loss
+            for parameter, part in zip(parameters, parts, strict=True):
+                if part is None:
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = part
+                else:
+                    parameter.grad += part
+        return total
 
     def _loss(self, pack: Pack, denominator: Tensor) -> Loss:
         return weighted_cross_entropy(

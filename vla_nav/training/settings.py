@@ -42,11 +42,14 @@ class TrainingSettings:
     """A run: its budget, packs, optimiser, schedule, loss normalisation and validation.
 
     pack_tokens: token budget of one pack (several whole trees). accumulate: packs per optimiser
-    step and rank. warmup_share and final_share: see `vla_nav.training.schedule`.
+    step and rank. parallel_packs: packs of a step that are computed at once, each by one thread
+    of its own (CPU only; set num_threads to 1 with it). warmup_share and final_share: see
+    `vla_nav.training.schedule`.
     """
 
     pack_tokens: int = 8192
     accumulate: int = 1
+    parallel_packs: int = 1
     budget: Budget = field(default_factory=lambda: Budget(max_steps=1000))
     warmup_share: float = 0.03
     final_share: float = 0.02
@@ -56,7 +59,7 @@ class TrainingSettings:
     log_every_steps: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("pack_tokens", "accumulate", "log_every_steps"):
+        for name in ("pack_tokens", "accumulate", "parallel_packs", "log_every_steps"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(f"training.{name}={value!r}; an integer of 1 or more is needed")
