@@ -190,6 +190,7 @@ def test_fingerprint_does_not_change_with_use():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"name": "test_vit", "fold": [7, 1]}, r"vision.fold=\[7, 1\]: does not divide the grid"),
         ({"name": "vit_smal_patch16_224"}, r"did you mean 'vit_small_patch16_224'\?"),
         ({"name": "test_vit.nothing"}, "Invalid pretrained tag"),
         ({"name": "test_vit", "dtype": "float31"}, "allowed: bfloat16, float16, float32"),

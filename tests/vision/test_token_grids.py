@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vla_nav.vision.tokens import as_grid, grid_side, pool_grid
+from vla_nav.vision.tokens import as_grid, fold_grid, grid_side, pool_grid
 
 
 def pool_by_loops(grid: torch.Tensor, side: int) -> torch.Tensor:
@@ -66,3 +66,16 @@ def test_sides_of_square_numbers_only():
         assert side == squares.get(number, side)
         assert side is None or side * side == number
     assert [grid_side(n) for n in (-1, 0, 2, 5, 195)] == [None] * 5
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 1), (1, 2), (3, 2)])
+def test_folding_moves_neighbouring_cells_into_the_channels(rows, columns):
+    grid = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    folded = fold_grid(grid, rows, columns)
+    assert folded.shape == (2, 3 // rows, 4 // columns, rows * columns * 5)
+    for i in range(3 // rows):
+        for j in range(4 // columns):
+            cells = [
+                grid[:, i * rows + r, j * columns + c] for r in range(rows) for c in range(columns)
+            ]
+            assert torch.equal(folded[:, i, j], torch.cat(cells, dim=-1))

@@ -4,6 +4,7 @@
       -> resize to image_size (bilinear, back to uint8), normalise with the model's mean and std
       -> feature map (F, h, w, D)
       -> full tokens:   adaptive mean over g x g cells, num_tokens = g*g (or all h*w)
+         and, with `fold`, r x c neighbouring cells joined into one token of r*c*D channels
       -> pooled tokens: adaptive mean of the full grid over p x p cells, num_pooled = p*p
     tokens (F, num_full + num_pooled, D): full first, then pooled, each row by row
 
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.vision.frames import resize_frames
 from vla_nav.vision.timm_models import as_size, create_model, data_config, first_line
-from vla_nav.vision.tokens import as_grid, grid_side, pool_grid
+from vla_nav.vision.tokens import as_grid, fold_grid, grid_side, pool_grid
 
 DTYPES = {
     "float32": torch.float32,
@@ -44,6 +45,7 @@ class TimmEncoder(nn.Module):
     weights: see `vision/weights.py`; null means random, drawn from `seed`.
     image_size: pixels, one number or (height, width); null means the model's own.
     num_tokens: full tokens per frame, a square number; null means the model's whole grid.
+    fold: (rows, columns) of that grid whose cells become the channels of one token.
     num_pooled: pooled tokens per frame, a square number, or 0 for none.
     feature_index: take this stage of the model (negative counts from the end) and drop the later
         ones; null means the model's final features.
@@ -57,6 +59,7 @@ class TimmEncoder(nn.Module):
         weights: str | None = None,
         image_size: int | tuple[int, int] | None = None,
         num_tokens: int | None = None,
+        fold: tuple[int, int] | None = None,
         num_pooled: int = 1,
         dtype: str = "float32",
         freeze: bool = True,
@@ -78,10 +81,13 @@ class TimmEncoder(nn.Module):
             self._keep_stages_up_to(feature_index)
         self.requires_grad_(not freeze)
         self.train(not freeze)
-        self.grid, self.feature_dim = self._probe()
+        self.grid, num_channels = self._probe()
         self._full_side = _side_of("num_tokens", num_tokens) if num_tokens is not None else None
         self._pooled_side = _side_of("num_pooled", num_pooled) if num_pooled else 0
-        self.num_full = self._full_side**2 if self._full_side else self.grid[0] * self.grid[1]
+        full_grid = (self._full_side, self._full_side) if self._full_side else self.grid
+        self.fold = _checked_fold(fold, full_grid)
+        self.feature_dim = num_channels * self.fold[0] * self.fold[1]
+        self.num_full = full_grid[0] * full_grid[1] // (self.fold[0] * self.fold[1])
         self.num_pooled = self._pooled_side**2
         if freeze:
             self.model.to(self.dtype)
@@ -117,7 +123,9 @@ class TimmEncoder(nn.Module):
             torch.autocast(pixels.device.type, dtype=self.dtype, enabled=is_mixed),
         ):
             grid = self._grid(self._normalised(pixels))
-            full = pool_grid(grid, self._full_side) if self._full_side else grid
+            full = fold_grid(
+                pool_grid(grid, self._full_side) if self._full_side else grid, *self.fold
+            )
             tokens = [full.flatten(1, 2)]
             if self._pooled_side:
                 tokens.append(pool_grid(full, self._pooled_side).flatten(1, 2))
@@ -147,6 +155,7 @@ class TimmEncoder(nn.Module):
             "std": list(self.std),
             "resize": "bilinear, antialiased, uint8",
             "num_full": self.num_full,
+            "fold": list(self.fold),
             "num_pooled": self.num_pooled,
             "feature_dim": self.feature_dim,
             "feature_index": self.feature_index,
@@ -229,3 +238,13 @@ def _side_of(key: str, num_tokens: int) -> int:
             f"vision.{key}={num_tokens}: not a square number; allowed: 1, 4, 9, 16, 25, 36, ..."
         )
     return side
+
+
+def _checked_fold(fold: tuple[int, int] | None, grid: tuple[int, int]) -> tuple[int, int]:
+    rows, columns = fold or (1, 1)
+    if rows < 1 or columns < 1 or grid[0] % rows or grid[1] % columns:
+        raise UserError(
+            f"vision.fold={[rows, columns]}: does not divide the grid of {grid[0]} x {grid[1]} "
+            "tokens; allowed: divisors of its rows and columns, or null"
+        )
+    return rows, columns

@@ -49,6 +49,23 @@ def pool_grid(grid: Tensor, side: int) -> Tensor:
     return F.adaptive_avg_pool2d(grid.permute(0, 3, 1, 2), side).permute(0, 2, 3, 1)
 
 
+def fold_grid(grid: Tensor, rows: int, columns: int) -> Tensor:
+    """Neighbouring cells side by side in the channels: (F, h, w, D) -> (F, h/r, w/c, r*c*D).
+
+    Fewer tokens without averaging anything away; h and w must be multiples of `rows` (r) and
+    `columns` (c). rows=3, columns=1 of a 3 x 3 grid keeps the bearing and stacks the heights:
+
+        a b c
+        d e f   ->   (a d g) (b e h) (c f i)
+        g h i
+    """
+    num_frames, height, width, channels = grid.shape
+    cells = grid.reshape(
+        num_frames, height // rows, rows, width // columns, columns, channels
+    ).permute(0, 1, 3, 2, 4, 5)
+    return cells.reshape(num_frames, height // rows, width // columns, rows * columns * channels)
+
+
 def grid_side(num_tokens: int) -> int | None:
     """The side g of a g x g grid of `num_tokens`, or None when that is not a square number."""
     side = math.isqrt(num_tokens) if num_tokens > 0 else 0
