@@ -118,6 +118,39 @@ def test_packs_of_a_step_give_the_gradient_of_one_pack(data: Path, normalisation
     assert any((wrong[n] - g).norm() / (g.norm() + 1e-7) > 1e-3 for n, g in whole.items())
 
 
+def test_used_rows_give_the_weights_of_the_whole_table(data: Path, tmp_path: Path) -> None:
+    for used_rows in (False, True):
+        made = settings(
+            budget=Budget(max_steps=8),
+            optimiser=OptimiserSettings(learning_rate=1e-2, used_rows=used_rows),
+        )
+        run = tmp_path / str(used_rows)
+        assert in_child(lambda made=made, run=run: train(recipe(data, settings=made), run)) == 0
+    dense, used = (
+        load_policy(tmp_path / name / "policy").model.state_dict() for name in ("False", "True")
+    )
+    for name, value in dense.items():
+        # The gradient norm adds up in another order, nothing else differs.
+        assert (used[name] - value).norm() <= 1e-4 * value.norm(), name
+    table = "backbone.model.embed_tokens.weight"
+    untrained = assembled(data)[0].model.state_dict()[table]
+    moved = (used[table] != untrained).any(dim=1)
+    assert 5 < int(moved.sum()) < 100
+    assert torch.equal(moved, (dense[table] != untrained).any(dim=1))
+
+
+def test_used_rows_need_the_action_head(data: Path) -> None:
+    made, _ = assembled(data)
+    made.model.head = "full"
+    with pytest.raises(UserError, match=r"needs models\.head=actions"):
+        TrainingModule(
+            made.model,
+            settings(optimiser=OptimiserSettings(used_rows=True)),
+            Progress(Budget(max_steps=1), total_steps=1),
+            stop_id=0,
+        )
+
+
 def test_average_follows_its_recursion(data: Path) -> None:
     made, _ = assembled(data)
     module = TrainingModule(

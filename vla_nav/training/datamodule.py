@@ -124,6 +124,10 @@ class RecordedData(LightningDataModule):
         """Episodes validated on."""
         return len(self._val_indices)
 
+    def text_ids(self) -> set[int]:
+        """Rows of the text table that the training episodes use."""
+        return self._train.text_ids(self._train_indices.tolist())
+
     def steps_of_epochs(self, num_epochs: float, num_ranks: int) -> int:
         """Optimiser steps of a number of epochs."""
         return self._order(0, num_ranks).steps_of_epochs(int(num_epochs))

@@ -146,6 +146,7 @@ def fit(
         settings,
         progress,
         stop_id=recipe.action_space.encode(Stop())[0],
+        text_ids=data.text_ids() if settings.optimiser.used_rows else (),
     )
     data.num_steps = total
     trainer.fit_loop.epoch_loop.max_steps = done_steps if is_finished else (total or -1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -35,16 +36,24 @@ from vla_nav.training.batch import Batch, Pack
 from vla_nav.training.optimiser import build_optimiser
 from vla_nav.training.schedule import Progress, learning_rate_factor
 from vla_nav.training.settings import TrainingSettings
+from vla_nav.training.table_rows import TableRows
 
 
 class TrainingModule(LightningModule):
     """Trains a `VLA` on batches of packs.
 
-    stop_id: the token that alone is the STOP action.
+    stop_id: the token that alone is the STOP action. text_ids: rows of the text table that the
+    training episodes use (needed with `optimiser.used_rows`).
     """
 
     def __init__(
-        self, model: VLA, settings: TrainingSettings, progress: Progress, *, stop_id: int
+        self,
+        model: VLA,
+        settings: TrainingSettings,
+        progress: Progress,
+        *,
+        stop_id: int,
+        text_ids: Iterable[int] = (),
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -52,6 +61,7 @@ class TrainingModule(LightningModule):
         self.settings = settings
         self.progress = progress
         self._stop_id = stop_id
+        self._text_rows = self._used_rows(text_ids) if settings.optimiser.used_rows else None
         self._counts = Counts()
         self._loss_sum, self._loss_weight = 0.0, 0.0
         self._num_episodes = 0
@@ -62,19 +72,24 @@ class TrainingModule(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW over the parts of the model."""
-        return build_optimiser(self.model, self.settings.optimiser)
+        return build_optimiser(self.model, self.settings.optimiser, text_rows=self._text_rows)
 
     def on_train_start(self) -> None:
         """The clock runs from here, on top of what earlier starts took."""
         self.progress.stopwatch.restart(self.progress.stopwatch.earlier_s)
         self._since = (time.monotonic(), self._num_episodes)
-        if self.settings.parallel_packs > 1 and (
-            self.device.type != "cpu" or self.trainer.world_size > 1
+        if self._text_rows is not None:
+            self._text_rows.read()
+        is_one_cpu = self.device.type == "cpu" and self.trainer.world_size == 1
+        for key, is_on in (
+            ("parallel_packs", self.settings.parallel_packs > 1),
+            ("optimiser.used_rows", self._text_rows is not None),
         ):
-            raise UserError(
-                f"training.parallel_packs={self.settings.parallel_packs} is for one process on the "
-                f"CPU; here are {self.trainer.world_size} on {self.device.type}: set it to 1"
-            )
+            if is_on and not is_one_cpu:
+                raise UserError(
+                    f"training.{key} is for one process on the CPU; here are "
+                    f"{self.trainer.world_size} on {self.device.type}: switch it off"
+                )
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One optimiser step over all packs of the batch."""
@@ -85,12 +100,18 @@ class TrainingModule(LightningModule):
             total = self._threaded_backward(batch, denominator)
         else:
             total = self._backward(batch, denominator)
+        if self._text_rows is not None:
+            self._text_rows.take_gradient()
         norm = torch.nn.utils.clip_grad_norm_(
-            self._trained(), self.settings.optimiser.clip_norm or math.inf, foreach=True
+            [parameter for group in optimiser.param_groups for parameter in group["params"]],
+            self.settings.optimiser.clip_norm or math.inf,
+            foreach=True,
         )
         share = self.share_done(self.global_step)
         self._set_rates(optimiser, share)
         optimiser.step()
+        if self._text_rows is not None:
+            self._text_rows.write()
         optimiser.zero_grad(set_to_none=True)
         self._num_episodes += batch.num_episodes * self.trainer.world_size
         if self.global_step % self.settings.log_every_steps == 0:
@@ -198,6 +219,16 @@ class TrainingModule(LightningModule):
             normalisation=self.settings.normalisation,
             denominator=denominator,
         )
+
+    def _used_rows(self, text_ids: Iterable[int]) -> TableRows | None:
+        if self.model.head != "actions":
+            raise UserError(
+                f"training.optimiser.used_rows=true needs models.head=actions, got "
+                f"{self.model.head}: that head trains every row; set used_rows=false"
+            )
+        if self.settings.optimiser.learning_rates.get("backbone") == 0:
+            return None  # the table is frozen with its part
+        return TableRows(self.model.backbone.text_embedding, text_ids)
 
     def _denominator(self, batch: Batch) -> Tensor:
         """The loss denominator of the whole step: all packs of all ranks."""

@@ -18,19 +18,25 @@ import torch
 from torch import nn
 
 from vla_nav.errors import UserError, unknown_name
+from vla_nav.training.table_rows import TableRows
 
 PARTS = {"vision": "encoder.", "projector": "projector.", "backbone": "backbone.", "heads": ""}
 
 
 @dataclass(frozen=True, slots=True)
 class OptimiserSettings:
-    """AdamW's values. `learning_rates` overrides `learning_rate` for some of `PARTS`."""
+    """AdamW's values. `learning_rates` overrides `learning_rate` for some of `PARTS`.
+
+    used_rows: train the text table by its used rows (`vla_nav.training.table_rows`): the same
+    update, faster on a CPU; for one process and `models.head: actions`.
+    """
 
     learning_rate: float = 1e-3
     learning_rates: Mapping[str, float | None] = field(default_factory=dict)
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.98)
     clip_norm: float = 1.0
+    used_rows: bool = False
 
     def __post_init__(self) -> None:
         for part in self.learning_rates:
@@ -42,8 +48,13 @@ class OptimiserSettings:
                 raise UserError(f"training.optimiser.{name}={value!r}; a number >= 0 is needed")
 
 
-def build_optimiser(model: nn.Module, settings: OptimiserSettings) -> torch.optim.AdamW:
-    """One parameter group per part and decay; each group keeps its rate as `base_lr`."""
+def build_optimiser(
+    model: nn.Module, settings: OptimiserSettings, *, text_rows: TableRows | None = None
+) -> torch.optim.AdamW:
+    """One parameter group per part and decay; each group keeps its rate as `base_lr`.
+
+    text_rows: its `rows` are optimised in place of its table.
+    """
     rates = {
         part: settings.learning_rate
         if (rate := settings.learning_rates.get(part)) is None
@@ -58,6 +69,8 @@ def build_optimiser(model: nn.Module, settings: OptimiserSettings) -> torch.opti
             parameter.requires_grad_(False)
         if parameter.requires_grad:
             is_decayed = parameter.ndim >= 2 and id(parameter) not in tables
+            if text_rows is not None and parameter is text_rows.table:
+                parameter = text_rows.rows
             groups.setdefault((part, is_decayed), []).append(parameter)
     if not groups:
         raise UserError("training.optimiser.learning_rates: every part has rate 0; nothing trains")
