@@ -8,11 +8,12 @@ reader (or a second start after a kill) sees the old file or the new one, never 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import xxhash
 from vla_nav.errors import UserError
 
 _SPARE_BYTES = 64 * 2**20  # what a run leaves free on the disk for logs and the file system
+_FULL_BYTES = 2**20  # with less than this free, a write that failed without a reason met its end
 
 
 @contextmanager
@@ -28,6 +30,7 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `target`; rename it over `target` if the body succeeds.
 
     The file is flushed to disk before the rename. A body that raises leaves `target` as it was.
+    A full disk is an `OSError` that names `target`, whichever way the writer in the body tells.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -37,8 +40,19 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
         with open(temporary, "rb") as handle:
             os.fsync(handle.fileno())
         os.replace(temporary, target)
+    except OSError as error:
+        if error.filename in (None, str(temporary)):
+            error.filename = str(target)
+        raise
+    except UserError:
+        raise
+    except Exception as error:
+        if not _is_disk_full(target.parent, error):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only disk refuses even to unlink what is not there
+            temporary.unlink(missing_ok=True)
 
 
 def write_json(target: str | Path, value: Any) -> None:
@@ -54,7 +68,7 @@ def read_json(source: str | Path) -> Any:
         return json.loads(source.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{source}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{source}: not valid JSON ({error})") from None
 
 
@@ -86,3 +100,11 @@ def remove_leftovers(folder: str | Path) -> int:
     for path in leftovers:
         path.unlink(missing_ok=True)
     return len(leftovers)
+
+
+def _is_disk_full(folder: Path, error: Exception) -> bool:
+    """Whether a native writer's error, which carries no errno, comes from a full disk."""
+    if os.strerror(errno.ENOSPC) in str(error):
+        return True
+    is_native = isinstance(error, RuntimeError)  # torch: "file write failed"
+    return is_native and shutil.disk_usage(folder).free < _FULL_BYTES

@@ -15,8 +15,10 @@ from __future__ import annotations
 import errno
 import importlib
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -40,7 +42,23 @@ from vla_nav.errors import UserError
 __all__ = ["compose_config", "conf_dir", "instantiate", "plain", "run"]
 
 _NO_CHECK = {"--help", "-h", "--hydra-help", "--shell-completion", "-sc", "--version", "--info"}
+_OUTPUT_BYTES = 2**18  # what Hydra writes at most before a command begins
 _SWEEP = {"-m", "--multirun"}
+_ANOTHER_KIND = "a folder is wanted where a file is, or a file where a folder is; name another path"
+_REMEDIES = {  # of faults of the file system, beside a full disk
+    errno.EACCES: "give yourself access to it, or name another path",
+    errno.EPERM: "give yourself access to it, or name another path",
+    errno.EROFS: "name a path on a disk that can be written",
+    errno.ENOENT: "restore it, or name another path",
+    errno.ENOTDIR: _ANOTHER_KIND,
+    errno.EISDIR: _ANOTHER_KIND,
+    errno.EEXIST: _ANOTHER_KIND,
+    errno.ENAMETOOLONG: "name a shorter path",
+    errno.ELOOP: "mend the links, or name another path",
+    errno.EIO: "the disk is failing: copy the data to another one",
+    errno.ESTALE: "mount the network disk again",
+    errno.EMFILE: "allow more open files (ulimit -n), or take fewer num_workers",
+}
 
 
 def run(command: str, overrides: Sequence[str]) -> int:
@@ -54,6 +72,8 @@ def run(command: str, overrides: Sequence[str]) -> int:
     def checked() -> int:
         if not _NO_CHECK.intersection(flags):
             check_overrides(command, values, is_sweep=bool(_SWEEP.intersection(flags)))
+        if not flags:
+            _make_output_folder(compose_config(command, values))
         return 0
 
     code = _guarded(command, checked)
@@ -78,6 +98,18 @@ def instantiate(node: DictConfig, **extra: Any) -> Any:
         cause = error.__cause__
         if isinstance(cause, UserError):
             raise cause from None
+        raise
+
+
+def _make_output_folder(config: DictConfig) -> None:
+    """Make the folder in which Hydra is about to write, or raise an error that can be reported."""
+    folder = Path(config.paths.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(_OUTPUT_BYTES))
+    except OSError as error:
+        error.filename = str(folder)
         raise
 
 
@@ -129,6 +161,17 @@ def _guarded(command: str, body: Callable[[], int]) -> int:
         return 2
 
 
+def _disk_line(error: OSError) -> str | None:
+    """The line for a file or folder that cannot be read or written; None for other faults."""
+    place = f"{error.filename}: " if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{place}no space left on the disk; free some space and start the same command again"
+    remedy = _REMEDIES.get(error.errno or 0)
+    if not place or remedy is None:
+        return None
+    return f"{place}{(error.strerror or 'unusable').lower()}; {remedy}"
+
+
 def _interrupted(command: str) -> int:
     print(f"vla-nav {command}: interrupted; the same command continues", file=sys.stderr)
     return 130
@@ -141,9 +184,8 @@ def _user_line(error: BaseException) -> str | None:
     if isinstance(error, MissingMandatoryValue):
         key = getattr(error, "full_key", None) or first_line(error)
         return f"'{key}' has no value; give it on the command line: {key}=..."
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        place = f"{error.filename}: " if error.filename else ""
-        return f"{place}no space left on the disk; free some space and start the same command again"
+    if isinstance(error, OSError):
+        return _disk_line(error)
     if "No space left on device" in str(error):  # raised as other kinds by native writers
         return f"{first_line(error)}; free some space and start the same command again"
     if isinstance(error, InstantiationException):
