@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import subprocess
 import sys
 import time
@@ -189,6 +190,50 @@ def test_a_constructor_key_may_be_added_and_a_wrong_one_is_named(
         instantiate(config.trainer)
 
 
+@pytest.mark.parametrize(
+    ("command", "override", "message"),
+    [
+        ("houses", "houses.num_train=many", "houses.num_train='many': needs a whole number"),
+        ("houses", "houses.num_train=1.5", "houses.num_train=1.5: needs a whole number"),
+        ("houses", "houses.num_rooms=5", "houses.num_rooms=5: needs a list (like [5, 8])"),
+        ("houses", "houses.num_rooms=[5,a]", "houses.num_rooms.1='a': needs a whole number"),
+        ("houses", "houses.agent.step_m=nan", "houses.agent.step_m=nan: needs a finite number"),
+        ("houses", "houses=tall", "houses='tall': has keys of its own"),
+        ("record", "seed=null", "seed=null: needs a whole number (like 0)"),
+        ("record", "data.path=7", "data.path=7: needs text"),
+        ("record", "data.episodes=7", "data.episodes=7: needs text"),
+        (
+            "record",
+            "simulators.embodiment.cameras.0.width_px=wide",
+            "simulators.embodiment.cameras.0.width_px='wide': needs a whole number",
+        ),
+        ("evaluate", "evaluation.deterministic=3", "needs true or false (like false)"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused(command: str, override: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        compose.check_overrides(command, ["data.path=x", override])
+
+
+@pytest.mark.parametrize(
+    ("command", "override"),
+    [
+        ("evaluate", "evaluation.num_episodes=null"),
+        ("evaluate", "evaluation.success_m=2"),
+        ("evaluate", "data.ground_truth=a.json.gz"),
+        ("evaluate", "evaluation.further_m=[]"),
+        ("record", "simulators.embodiment.cameras.0.width_px=64"),
+        ("train", "callbacks.ema=null"),
+        ("train", "callbacks.checkpoint.every_minutes=null"),
+        ("train", "training.optimiser.clip_norm=inf"),
+        ("train", "trainer.devices=[0,1]"),
+        ("train", "logger={}"),
+    ],
+)
+def test_a_value_of_the_same_kind_is_taken(command: str, override: str) -> None:
+    compose.check_overrides(command, ["data.path=x", override])
+
+
 def test_missing_value_names_its_key(capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(capsys, "train")
     assert "'data.path' has no value; give it on the command line: data.path=..." in line
@@ -207,6 +252,17 @@ def raising(error: BaseException) -> Any:
         (UserError("houses/a.glb: no such file"), 2, "vla-nav stats: houses/a.glb: no such file"),
         (OSError(errno.ENOSPC, "No space left on device", "a.bin"), 2, "a.bin: no space left"),
         (RuntimeError("write failed: No space left on device (os error 28)"), 2, "free some space"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "a.bin"),
+            2,
+            "a.bin: permission denied",
+        ),
+        (
+            OSError(errno.EROFS, "Read-only file system", "a.bin"),
+            2,
+            "on a disk that can be written",
+        ),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "a"), 2, "a: is a directory; a folder"),
         (KeyboardInterrupt(), 130, "interrupted; the same command continues"),
         (ZeroDivisionError("a defect"), 1, "Traceback"),
     ],
@@ -223,6 +279,17 @@ def test_faults_end_with_their_code_and_line(
     captured = capsys.readouterr().err
     assert message in captured
     assert (captured.count("\n") == 1) == (code != 1)
+
+
+def test_an_output_folder_that_cannot_be_made_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, raising(AssertionError("must not run")))
+    Path("taken").write_text("a file")
+    assert run("stats", ["data.path=x", "paths.output_dir=taken/run"]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("vla-nav stats: taken/run: not a directory; ")
+    assert line.count("\n") == 1
 
 
 def test_the_composed_configuration_is_stored_and_sweeps_have_a_folder_each(

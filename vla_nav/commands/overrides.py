@@ -27,6 +27,7 @@ from hydra.utils import get_class, get_method
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from vla_nav.commands.value_kinds import check_kinds
 from vla_nav.errors import UserError, unknown_name
 
 _OVERLAYS = ("experiment", "debug")  # groups that may only set keys that exist without them
@@ -104,8 +105,6 @@ def check_overrides(command: str, overrides: Sequence[str], *, is_sweep: bool = 
         raise _diagnose(command, parsed, error) from None
     choices = composed.hydra.runtime.choices
     overlays = [name for name in _OVERLAYS if choices.get(name) not in (None, "null")]
-    if not overlays and not any(override.is_add() for override in parsed):
-        return
     groups = [
         f"{key}={value}"
         for key, value in choices.items()
@@ -116,6 +115,7 @@ def check_overrides(command: str, overrides: Sequence[str], *, is_sweep: bool = 
     for key, target in _unknown_keys(composed, schema):
         source = "".join(f" (experiment={choices[name]})" for name in overlays)
         raise _unknown_key(key, schema, source) if target is None else target
+    check_kinds(composed, schema)
 
 
 def first_line(error: BaseException) -> str:
