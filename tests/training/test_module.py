@@ -31,13 +31,14 @@ from vla_nav.models.backbone import BackboneConfig
 from vla_nav.models.checkpoint import load_policy
 from vla_nav.models.prompt import Layout
 from vla_nav.training.batch import Batch
-from vla_nav.training.curve import read_curve
+from vla_nav.training.curve import CurveLogger, read_curve
 from vla_nav.training.data_stats import data_stats, stats_table
 from vla_nav.training.datamodule import open_frames
 from vla_nav.training.dataset import RecordedTrees
 from vla_nav.training.ema import WeightAverage
 from vla_nav.training.module import TrainingModule
 from vla_nav.training.optimiser import OptimiserSettings
+from vla_nav.training.progress_bar import RunProgress
 from vla_nav.training.run_folder import RunFolder, describe
 from vla_nav.training.schedule import Budget, Progress
 from vla_nav.training.settings import TrainingSettings, ValidationSettings
@@ -251,6 +252,30 @@ def test_a_run_is_never_overwritten_without_being_told(learnt: Path, tmp_path: P
     RunFolder(tmp_path, {"a": 1}, data="x", overwrite=True)
     assert kept.read_text() == "stays"
     assert not (tmp_path / "policy").exists()
+
+
+def test_a_torn_curve_loses_its_last_line_only_and_repeats_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "curve.jsonl"
+    path.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n{"step": 3, "lo')
+    logger = CurveLogger(path, resumed_step=2)
+    logger.log_metrics({"loss": 2.0}, 2)
+    logger.log_metrics({"loss": 1.0, "epoch": 0}, 3)
+    assert [(row["step"], row["loss"]) for row in read_curve(path)] == [
+        (1, 3.0),
+        (2, 2.0),
+        (3, 1.0),
+    ]
+
+
+def test_progress_is_shown_by_the_budget(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = settings(budget=Budget(max_steps=4), log_every_steps=1)
+    train(recipe(data, settings=made), tmp_path, extra=(RunProgress(plain_every_s=1e-6),))
+    lines = capsys.readouterr().out.splitlines()
+    shares = [line.split("%")[0].split()[-1] for line in lines if line.startswith("training")]
+    assert shares == ["25", "50", "75", "100"]
+    assert any(line.startswith("validation at step 4:") for line in lines)
 
 
 def test_stats_count_a_caterpillar_by_hand(data: Path) -> None:

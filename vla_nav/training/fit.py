@@ -223,7 +223,7 @@ def _seed_everything(seed: int) -> None:
 
 def _quiet() -> None:
     """Lightning's advice about loaders and hardware says nothing about these runs."""
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda"):
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning, module="lightning")
     for message in (

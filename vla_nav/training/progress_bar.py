@@ -49,7 +49,7 @@ class RunProgress(Callback):
         if not trainer.is_global_zero:
             return
         self._shown_s = now
-        share = pl_module.share_done(trainer.global_step)
+        share = pl_module.progress.at(trainer.global_step - 1)
         text = self._text(trainer, pl_module, share)
         if self._bar is not None:
             self._bar.update(self._task, completed=share, text=text)
