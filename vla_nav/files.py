@@ -9,6 +9,7 @@ reader (or a second start after a kill) sees the old file or the new one, never 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -67,9 +68,11 @@ def read_json(source: str | Path) -> Any:
     try:
         return json.loads(source.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{source}: no such file") from None
+        raise UserError(f"{source}: no such file; restore it, or name another path") from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{source}: not valid JSON ({error})") from None
+        raise UserError(
+            f"{source}: not valid JSON ({error}); restore it, or have it written again"
+        ) from None
 
 
 def file_digest(source: str | Path) -> str:
@@ -92,6 +95,28 @@ def require_free_space(folder: str | Path, needed_bytes: int, *, what: str) -> N
             f"{folder}: {what} needs {needed_bytes / 2**20:.0f} MiB and "
             f"{free / 2**20:.0f} MiB are free; free some space or choose another folder"
         )
+
+
+@contextmanager
+def locked(file: str | Path, *, what: str) -> Iterator[None]:
+    """Hold `file` for this process while the body runs; another process gets a `UserError`.
+
+    what: who is at work, for the message. A POSIX lock, which ends with the process. That of
+    `flock` would live on in child processes that outlive a killed parent by seconds, and refuse
+    the second start.
+    """
+    file = Path(file)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "w") as handle:
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            raise UserError(
+                f"{file.parent}: {what} is at work here in another process; wait for it, or end it"
+            ) from None
+        yield
 
 
 def remove_leftovers(folder: str | Path) -> int:

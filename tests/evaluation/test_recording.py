@@ -1,6 +1,8 @@
 """Recording against kills, worker counts and its own promises about labels and frames."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -254,6 +256,45 @@ def test_a_set_without_any_recordable_episode_is_an_error(config, tmp_path):
     nowhere = replace(episode, goals=(Goal((500.0, 0.0, 500.0), 3.0),))
     with pytest.raises(UserError, match="none of the 1 episodes could be recorded"):
         write(config, tmp_path / "set", num_workers=0, episodes=[nowhere])
+
+
+def test_a_fault_before_the_first_part_binds_nobody_to_its_settings(config, tmp_path):
+    episodes, scenes = episodes_of(config)
+    wrong = {scene: str(tmp_path / "lost.glb") for scene in scenes}
+    asked = {"root": tmp_path / "set", "options": {}, "storage": "png", "num_workers": 0}
+    with pytest.raises(UserError, match=r"lost\.glb: no such scene file"):
+        record(
+            episodes[:1],
+            scenes=wrong,
+            settings=settings_of(config, max_primitives=99),
+            recording={"backend": "mesh"},
+            **asked,
+        )
+    summary = write(config, tmp_path / "set", num_workers=0, episodes=episodes[:1])
+    assert summary.num_recorded == 1
+
+
+def test_two_processes_do_not_record_into_one_folder(config, tmp_path):
+    lock = tmp_path / "set" / "parts" / ".lock"
+    lock.parent.mkdir(parents=True)
+    script = (
+        "import fcntl, sys\n"
+        "handle = open(sys.argv[1], 'w')\n"
+        "fcntl.lockf(handle, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(lock)], stdin=pipe, stdout=pipe, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="`vla-nav record` is at work here in another process"):
+            write(config, tmp_path / "set", num_workers=0)
+        other.stdin.close()
+    episodes = episodes_of(config)[0][:1]
+    assert write(config, tmp_path / "set", num_workers=0, episodes=episodes).num_recorded == 1
+    assert not lock.exists()
 
 
 def test_a_full_disk_is_noticed_before_any_work(config, tmp_path, monkeypatch):

@@ -275,7 +275,7 @@ def test_one_process_writes_at_a_time(tmp_path):
     process.start()
     assert held.wait(60)
     with (
-        pytest.raises(UserError, match="another `vla-nav encode` is writing this cache"),
+        pytest.raises(UserError, match="`vla-nav encode` is at work here in another process"),
         CacheWriter.locked(tmp_path),
     ):
         pass

@@ -153,7 +153,8 @@ class LeRobotWriter:
                 "record again"
             )
         own, path = self.conventions.to_json(), self.root / CONVENTIONS
-        if not path.exists():
+        is_begun = any((self.root / PARTS).glob("part-*.arrow"))
+        if not path.exists() or (not is_begun and read_json(path) != own):
             with disk_space_errors(path):
                 write_json(path, own)
         there = read_json(path)

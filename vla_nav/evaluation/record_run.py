@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vla_nav.actions.decisions import DecisionRule
+from vla_nav.episodes.lerobot_layout import PARTS
 from vla_nav.episodes.lerobot_writer import (
     LeRobotWriter,
     completed_episodes,
@@ -35,12 +36,13 @@ from vla_nav.episodes.types import Episode
 from vla_nav.errors import UserError
 from vla_nav.evaluation.recording import Recorded, RecordSettings, record_episode
 from vla_nav.evaluation.setup import embodiment_of, read_episodes, scene_files
-from vla_nav.files import file_digest, read_json, write_json
+from vla_nav.files import file_digest, locked, read_json, write_json
 from vla_nav.simulators.mesh import MeshSimulator
 
 _UNIT_EPISODES = 32  # a unit's episodes: one part, lost together when killed
 _SKIPPED = "skipped.json"  # beside data/ and meta/: episodes without a recording, with reasons
 _INFO = "meta/info.json"
+_LOCK = ".lock"  # in parts/, goes with it
 
 
 class RecordSummary(NamedTuple):
@@ -157,10 +159,27 @@ def record(
     job = _Job(str(root), first.dataset, first.split, storage, settings, options, facts)
     if (root / _INFO).exists():
         return _finished_before(job, episodes, begun)
-    before = completed_episodes(root) if root.exists() else set()
-    left = [episode for episode in episodes if episode.key not in before]
+    before = completed_episodes(root)
+    left = (episode for episode in episodes if episode.key not in before)
     num_steps = sum(_expected_steps(episode, settings) for episode in left)
     require_space_to_record(root, settings.embodiment, num_steps=num_steps)
+    with locked(root / PARTS / _LOCK, what="`vla-nav record`"):
+        if (root / _INFO).exists():  # the process that held the lock before has finished it
+            return _finished_before(job, episodes, begun)
+        return _record(job, episodes, scenes, num_workers, begun)
+
+
+def _record(
+    job: _Job,
+    episodes: Sequence[Episode],
+    scenes: Mapping[str, str],
+    num_workers: int,
+    begun: float,
+) -> RecordSummary:
+    """Record what no part holds yet, then finalise; the caller holds the folder."""
+    root = Path(job.root)
+    before = completed_episodes(root)
+    left = [episode for episode in episodes if episode.key not in before]
     _writer(job)  # claims the folder, or refuses one of other conventions, before any work
     reasons: dict[tuple[str, str, str, str], str] = {}
     num_recorded = num_taken = 0

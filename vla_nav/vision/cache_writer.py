@@ -12,7 +12,6 @@ further shards; the old ones stay as they are.
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from vla_nav.errors import UserError
-from vla_nav.files import atomic_path, remove_leftovers, require_free_space, write_json
+from vla_nav.files import atomic_path, locked, remove_leftovers, require_free_space, write_json
 from vla_nav.vision.cache import FORMAT, MANIFEST, read_manifest, require_same_shard
 from vla_nav.vision.shards import (
     KEY_BYTES,
@@ -85,19 +84,8 @@ class CacheWriter:
     @staticmethod
     @contextmanager
     def locked(folder: Path) -> Iterator[None]:
-        """Make the folder and hold it for one process; another one gets a `UserError`.
-
-        A POSIX lock, which ends with the process. That of `flock` would live on in loader workers
-        that outlive a killed parent by seconds, and refuse the second start.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / _LOCK, "w") as handle:
-            try:
-                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(
-                    f"{folder}: another `vla-nav encode` is writing this cache; wait for it"
-                ) from None
+        """Make the folder and hold it for one process; another one gets a `UserError`."""
+        with locked(folder / _LOCK, what="`vla-nav encode`"):
             remove_leftovers(folder)
             yield
 
