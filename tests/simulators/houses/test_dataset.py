@@ -1,6 +1,7 @@
 """A data set on disk: the same for any number of workers, whole after a kill, never mixed."""
 
 import re
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -116,6 +117,24 @@ def test_a_lost_scene_is_made_again(written, tmp_path):
     next((tmp_path / "data" / "scenes" / "train").rglob("*.glb")).unlink()
     write(tmp_path / "data")
     assert files_of(tmp_path / "data") == files_of(written)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-9], lambda data: b"", lambda data: data + b" "]
+)
+def test_a_damaged_file_is_named_and_made_anew_once_deleted(written, tmp_path, damage):
+    copy = tmp_path / "data"
+    shutil.copytree(written, copy)
+    whole = files_of(copy)
+    name = next(file for file in whole if file.endswith(".glb"))
+    (copy / name).write_bytes(damage(whole[name]))
+    damaged = files_of(copy)
+    with pytest.raises(UserError, match=re.escape(name) + ": not what was written.*delete it"):
+        write(copy)
+    assert files_of(copy) == damaged
+    (copy / name).unlink()
+    write(copy)
+    assert files_of(copy) == whole
 
 
 def test_other_options_are_refused_and_change_nothing(written):

@@ -12,7 +12,7 @@ changes a byte. Splits draw their seeds from disjoint ranges.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -26,7 +26,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from vla_nav.episodes.types import Episode, Goal, Pose
 from vla_nav.episodes.vlnce import write_vlnce
 from vla_nav.errors import UserError
-from vla_nav.files import read_json, remove_leftovers, require_free_space, write_json
+from vla_nav.files import (
+    file_digest,
+    locked,
+    read_json,
+    remove_leftovers,
+    require_free_space,
+    write_json,
+)
 from vla_nav.seeding import generator
 from vla_nav.simulators.houses.dataset_options import MAX_HOUSES, DatasetOptions
 from vla_nav.simulators.houses.export import export_house
@@ -86,12 +93,21 @@ def write_dataset(
     splits = {split: _Split(path, split, tuple(jobs[split]), asked) for split in SPLITS}
     for split in splits.values():
         split.check_manifest()
-    unfinished = [split for split in splits.values() if split.jobs and not split.is_finished()]
-    missing = [job for split in unfinished for job in split.begin()]
-    _run(missing, num_workers, num_done=sum(len(split.jobs) for split in unfinished) - len(missing))
-    for split in unfinished:
-        split.finish()
+    if _unfinished(splits):  # a finished set may lie on a disk that takes no lock
+        with locked(path / "scenes" / ".lock", what="`vla-nav houses`"):
+            _make(_unfinished(splits), num_workers)
     return {name: split.num_episodes() for name, split in splits.items() if split.jobs}
+
+
+def _unfinished(splits: Mapping[str, _Split]) -> list[_Split]:
+    return [split for split in splits.values() if split.jobs and not split.is_finished()]
+
+
+def _make(splits: Sequence[_Split], num_workers: int) -> None:
+    missing = [job for split in splits for job in split.begin()]
+    _run(missing, num_workers, num_done=sum(len(split.jobs) for split in splits) - len(missing))
+    for split in splits:
+        split.finish()
 
 
 def _jobs(path: Path, split: str, options: DatasetOptions, run_seed: int) -> list[_Job]:
@@ -140,7 +156,15 @@ class _Split:
             return False
         known = read_json(self.manifest_file)
         is_whole = known.get("num_houses") == len(self.jobs) and "num_episodes" in known
-        return is_whole and all(job.is_made for job in self.jobs)
+        if not is_whole or not all(job.is_made for job in self.jobs):
+            return False
+        for name, digest in known.get("xxh3_128", {}).items():
+            if file_digest(self.path / name) != digest:
+                raise UserError(
+                    f"{self.path / name}: not what was written, its checksum differs from that in "
+                    f"{self.manifest_file.name}; delete it and start again to have it made anew"
+                )
+        return True
 
     def begin(self) -> list[_Job]:
         """Clear a killed run's temporary files; return the jobs still to do."""
@@ -154,7 +178,12 @@ class _Split:
         episodes = list(_episodes(self.name, self.jobs))
         write_vlnce(self.episode_file, episodes)
         counts = {"num_houses": len(self.jobs), "num_episodes": len(episodes)}
-        write_json(self.manifest_file, self.asked | counts)
+        scenes = [path for job in self.jobs for path in sorted(job.scene_folder.iterdir())]
+        digests = {
+            str(file.relative_to(self.path)): file_digest(file)
+            for file in [self.episode_file, *scenes]
+        }
+        write_json(self.manifest_file, self.asked | counts | {"xxh3_128": digests})
         shutil.rmtree(self.episode_file.parent / "parts")
 
     def num_episodes(self) -> int:
