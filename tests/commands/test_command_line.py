@@ -148,6 +148,7 @@ def test_settings_instantiate_from_every_training_configuration() -> None:
         ("experiment=quickstrat", "(did you mean 'quickstart'?)"),
         ("evaluation=default", "unknown group of 'train': 'evaluation'"),
         ("data.path", "cannot read the override 'data.path'"),
+        ("+data.x=fixed(4)", "brackets: '+data.x=\"fixed(4)\"'"),
         ("data.path=a b,c", "has several values: add -m"),
     ],
 )
@@ -188,6 +189,9 @@ def test_a_constructor_key_may_be_added_and_a_wrong_one_is_named(
     config = compose_config("train", ["data.path=x", "+trainer.acelerator=cpu"])
     with pytest.raises(UserError, match=r"key of 'trainer' .*did you mean 'accelerator'"):
         instantiate(config.trainer)
+    config = compose_config("train", ["data.path=x", "trainer.accelerator=abacus"])
+    with pytest.raises(UserError, match=r"trainer: .*Trainer refuses its values .*'abacus'"):
+        instantiate(config.trainer)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +204,7 @@ def test_a_constructor_key_may_be_added_and_a_wrong_one_is_named(
         ("houses", "houses.agent.step_m=nan", "houses.agent.step_m=nan: needs a finite number"),
         ("houses", "houses=tall", "houses='tall': has keys of its own"),
         ("record", "seed=null", "seed=null: needs a whole number (like 0)"),
+        ("record", "num_workers=-1", "num_workers=-1: allowed: 0 or more"),
         ("record", "data.path=7", "data.path=7: needs text"),
         ("record", "data.episodes=7", "data.episodes=7: needs text"),
         (

@@ -99,6 +99,14 @@ def instantiate(node: DictConfig, **extra: Any) -> Any:
         if isinstance(cause, UserError):
             raise cause from None
         raise
+    except Exception as error:
+        if isinstance(error, UserError) or str(node["_target_"]).startswith("vla_nav."):
+            raise
+        place = _place(node)
+        raise UserError(
+            f"{place}: {node['_target_']} refuses its values ({first_line(error)}); change a key "
+            f"of '{place}'"
+        ) from error
 
 
 def _make_output_folder(config: DictConfig) -> None:

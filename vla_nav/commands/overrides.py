@@ -142,9 +142,10 @@ def _parse(text: str) -> Override:
     try:
         return OverridesParser.create().parse_override(text)
     except HydraException as error:
+        key, _, value = text.partition("=")
         raise UserError(
             f"cannot read the override '{text}' ({first_line(error)}); write key=value, and quote "
-            "values with blanks or commas: 'key=\"a, b\"'"
+            f"a value with blanks, commas or brackets: '{key}=\"{value or 'a, b'}\"'"
         ) from None
 
 

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from vla_nav.errors import UserError
 
 _OTHERS = {"vision.model_kwargs", "models.backbone.options"}  # keywords of timm and transformers
+_COUNTS = ("num_workers", "seed")
 _NULLABLE = {"evaluation.num_episodes", "stats.max_episodes"}
 _NULLABLE_NODES = ("callbacks.", "logger.")  # null takes a part away
 
@@ -30,6 +31,9 @@ def check_kinds(config: DictConfig, schema: DictConfig) -> None:
     schema: what the command composes to without any value given by the user.
     """
     _check_node(config, schema, "", is_built=False)
+    for name in _COUNTS:
+        if config.get(name, 0) < 0:
+            raise UserError(f"{name}={config[name]}: allowed: 0 or more")
 
 
 def _check_node(config: DictConfig, schema: DictConfig, prefix: str, *, is_built: bool) -> None:
