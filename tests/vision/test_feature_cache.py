@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from vla_nav.errors import UserError
 from vla_nav.vision.cache import FeatureCache
@@ -242,7 +243,11 @@ def test_a_flipped_bit_is_found_by_digests(tmp_path, place):
     data = bytearray(path.read_bytes())
     data[place] ^= 4
     path.write_bytes(bytes(data))
-    FeatureCache.open(tmp_path, "enc-1")  # sizes are right
+    if place == -200:  # in a feature: the sizes are right
+        FeatureCache.open(tmp_path, "enc-1")
+    else:  # in a key, which the index has otherwise
+        with pytest.raises(UserError, match=r"index-7\.safetensors: .* damaged"):
+            FeatureCache.open(tmp_path, "enc-1")
     with pytest.raises(UserError, match=r"shard-00001.*does not match its digest"):
         FeatureCache.open(tmp_path, "enc-1", verify="digests")
 
@@ -253,6 +258,21 @@ def test_a_damaged_index_or_manifest_is_named(tmp_path, name):
     write(tmp_path, keys, rows, rows_per_shard=3)
     _truncate(tmp_path / name)
     with pytest.raises(UserError, match=name):
+        FeatureCache.open(tmp_path, "enc-1")
+
+
+@pytest.mark.parametrize("tensor", ["keys", "rows"])
+def test_an_index_that_points_elsewhere_is_named(tmp_path, tensor):
+    """One flipped byte would hand out another frame's features."""
+    keys, rows = random_keys(7, 0), random_rows(7, (3,), torch.float32, 0)
+    write(tmp_path, keys, rows, rows_per_shard=3)
+    path = tmp_path / "index-7.safetensors"
+    index = load_file(path)
+    index[tensor].view(np.uint8).reshape(-1)[0] ^= 1
+    save_file(index, path)
+    with pytest.raises(
+        UserError, match=r"index-7\.safetensors: the index is missing, damaged or not"
+    ):
         FeatureCache.open(tmp_path, "enc-1")
 
 

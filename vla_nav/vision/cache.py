@@ -32,6 +32,7 @@ from vla_nav.vision.shards import (
     Shard,
     keys_to_bytes,
     map_rows,
+    read_keys,
     read_shard_header,
     verify_shard,
 )
@@ -57,7 +58,7 @@ class FeatureCache:
         self._shards = shards
         self._first_rows = np.cumsum([0, *(shard.num_rows for shard in shards)])
         self._maps = [map_rows(shard) if shard.num_rows else None for shard in shards]
-        self._sorted_keys, self._sorted_rows = _read_index(folder / manifest["index"], len(self))
+        self._sorted_keys, self._sorted_rows = _read_index(folder / manifest["index"], shards)
 
     @classmethod
     def open(
@@ -183,13 +184,23 @@ def require_same_shard(shard: Shard, manifest: dict[str, Any], digest: str | Non
         )
 
 
-def _read_index(path: Path, num_frames: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted keys (N,) of 16-byte strings and their rows (N,) int64."""
+def _read_index(path: Path, shards: list[Shard]) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted keys (N,) of 16-byte strings and their rows (N,) int64, as the shards have them."""
     try:
         with safe_open(path, "numpy") as handle:
             keys, rows = handle.get_tensor("keys"), handle.get_tensor("rows")
     except (FileNotFoundError, SafetensorError, OSError):
         keys = rows = None
-    if keys is None or len(keys) != num_frames or len(rows) != num_frames:
-        raise UserError(f"{path}: the index is missing or damaged; run `vla-nav encode` again")
+    held = np.concatenate([np.empty(0, f"V{KEY_BYTES}"), *map(read_keys, shards)])
+    is_whole = (
+        keys is not None
+        and rows.shape == (len(held),)
+        and keys.shape == (len(held), KEY_BYTES)
+        and bool(((rows >= 0) & (rows < len(held))).all())
+        and np.ascontiguousarray(keys).tobytes() == held[rows].tobytes()
+    )
+    if not is_whole:
+        raise UserError(
+            f"{path}: the index is missing, damaged or not of the shards beside it; run `vla-nav encode` again"
+        )
     return np.ascontiguousarray(keys).view(f"S{KEY_BYTES}").reshape(-1), rows
