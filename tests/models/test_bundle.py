@@ -117,10 +117,23 @@ def damaged(saved, folder, change):
     return str(caught.value)
 
 
-def edit(**changes):
+def test_the_seal_is_of_the_content_not_of_its_spelling(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "copy")
+    path = tmp_path / "copy" / "policy.json"
+    described = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(reversed(described.items()))))
+    assert load_policy(tmp_path / "copy").description == described
+
+
+def edit(*, is_sealed=False, **changes):
+    """Change entries; without its seal the file is as one of a version that wrote none."""
+
     def change(folder):
         path = folder / "policy.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+        described = {**json.loads(path.read_text()), **changes}
+        if not is_sealed:
+            del described["xxh3_128"]
+        path.write_text(json.dumps(described))
 
     return change
 
@@ -152,6 +165,8 @@ def other_tensors(folder):
         (edit(format=99), "format 99"),
         (edit(tokenizer="mistral_v3-1-0"), "trained with tokenizer"),
         (edit(layout=None), "damaged"),
+        (edit(is_sealed=True, decision="primitive"), "policy.json: changed since it was written"),
+        (edit(is_sealed=True, model={"backbone": 3}), "policy.json: changed since it was written"),
     ],
 )
 def test_damage_is_one_line_that_names_the_file(saved, tmp_path, change, message):

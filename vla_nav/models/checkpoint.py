@@ -3,7 +3,7 @@
     <folder>/
       weights.safetensors   the model, its encoder included
       policy.json           shapes, action space, prompt, layout, embodiment, fingerprints,
-                            and the digest of the weights; written last
+                            and the digests of the weights and of itself; written last
       tokenizer/            only for tokenizers that no package ships
 
 `policy.json` names kinds and numbers, never code: loading builds known classes from them and
@@ -22,6 +22,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
+import xxhash
 from torch import Tensor
 
 from vla_nav.actions import build_space
@@ -36,6 +37,7 @@ from vla_nav.models.vla import VLA
 from vla_nav.vision.encoder import TimmEncoder
 
 FORMAT = 1
+_SEAL = "xxh3_128"  # of policy.json, in policy.json
 WEIGHTS, DESCRIPTION, TOKENIZER = "weights.safetensors", "policy.json", "tokenizer"
 
 
@@ -92,8 +94,7 @@ def save_policy(
     with atomic_path(folder / WEIGHTS) as temporary:
         safetensors.torch.save_file(tensors, str(temporary))
         digest = file_digest(temporary)
-    write_json(
-        folder / DESCRIPTION,
+    description = _plain(
         {
             "format": FORMAT,
             "model": {**described, "backbone": architecture},
@@ -108,8 +109,9 @@ def save_policy(
             "tokenizer": prompt.tokenizer.fingerprint(),
             "data": _plain(data),
             "weights": {"file": WEIGHTS, "xxh3_128": digest},
-        },
+        }
     )
+    write_json(folder / DESCRIPTION, {**description, _SEAL: _digest(description)})
 
 
 def load_policy(
@@ -132,6 +134,7 @@ def load_policy(
             raise UserError(
                 f"{source}: format {described['format']}, this version reads {FORMAT}; train again"
             )
+        _require_unchanged(described, source)
         state = _read_weights(folder, described["weights"])
         config = _config(described["model"], folder)
         embodiment = _embodiment(described["embodiment"])
@@ -203,6 +206,21 @@ def require_same_conditions(
             "evaluate with the trained ones, or set evaluation.allow_mismatch=true"
         )
     return found
+
+
+def _digest(description: Mapping[str, Any]) -> str:
+    """The digest of a description's content, whatever the order and spacing of its file."""
+    content = {key: value for key, value in description.items() if key != _SEAL}
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
+
+
+def _require_unchanged(described: Mapping[str, Any], source: Path) -> None:
+    """What the weights mean is in the description: an edited one would be believed silently."""
+    if described.get(_SEAL, found := _digest(described)) != found:
+        raise UserError(
+            f"{source}: changed since it was written ({_SEAL} is {described[_SEAL]}, its content "
+            f"gives {found}); restore it or train again"
+        )
 
 
 def _read_weights(folder: Path, entry: Mapping[str, str]) -> dict[str, Tensor]:
