@@ -257,6 +257,9 @@ def test_a_network_row_without_a_checkpoint_is_refused(world, tmp_path):
         ("simulators.embodiment.step_m=0", "step_m"),
         ("simulators.embodiment.cameras=[]", "cameras"),
         ("evaluation.flag_policy=ignore", "flag_policy"),
+        ("evaluation.num_slots=0", r"evaluation\.num_slots=0: allowed: 1 and more"),
+        ("evaluation.max_primitives=0", r"evaluation\.max_primitives=0"),
+        ("evaluation.num_videos=-1", r"evaluation\.num_videos=-1"),
         ("data.episodes=/nowhere.json.gz", "/nowhere.json.gz"),
         ("evaluation.decision=walk", "decision rule"),
     ],
@@ -264,3 +267,12 @@ def test_a_network_row_without_a_checkpoint_is_refused(world, tmp_path):
 def test_wrong_values_are_named(world, tmp_path, override, named):
     with pytest.raises(UserError, match=named):
         evaluate_from(evaluate_config(world, tmp_path / "out", override))
+    assert not (tmp_path / "out").exists()  # refused before any work
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda"])
+def test_a_device_that_is_not_there_is_named(world, policy, tmp_path, device, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    options = ["evaluation.rows=[policy]", f"checkpoint={policy}", f"evaluation.device={device}"]
+    with pytest.raises(UserError, match=f"evaluation.device={device}"):
+        evaluate_from(evaluate_config(world, tmp_path / "out", *options))

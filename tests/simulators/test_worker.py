@@ -269,6 +269,8 @@ def test_impostors_are_named(tmp_path):
     dies = "import sys; sys.exit('no module named habitat')"
     with pytest.raises(WorkerDiedError, match="ended with code 1: no module named habitat"):
         WorkerProcess("mesh", BODY, {}, python=impostor(tmp_path, dies))
+    with pytest.raises(UserError, match=r"simulators\.python=.*no module named habitat"):
+        SimulatorPool("mesh", BODY, {}, num_workers=1, python=impostor(tmp_path, dies))
 
 
 def test_prints_of_a_backend_do_not_reach_the_pipe():

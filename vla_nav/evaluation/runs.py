@@ -20,6 +20,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from vla_nav.errors import UserError, unknown_name
+from vla_nav.evaluation.aggregate import FLAG_POLICIES
 from vla_nav.evaluation.conditions import Condition, Instructions, conditions_named
 from vla_nav.evaluation.metrics import SuccessRule
 from vla_nav.evaluation.pictures import Pictures
@@ -42,6 +44,7 @@ def evaluate_from(config: Mapping[str, Any]) -> int:
     options, data = config["evaluation"], config["data"]
     folder = Path(config["paths"]["output_dir"])
     rows = conditions_named(options["rows"])
+    _check(options)
     everything = read_episodes(data)
     selection = select(
         everything,
@@ -79,6 +82,15 @@ def evaluate_from(config: Mapping[str, Any]) -> int:
             instructions = Instructions(everything, seed=config["seed"])
             timing = _play(config, own, units, results, subject, settings, instructions, scenes)
     return _conclude(folder, config, rows, expected, own, identity, timing)
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """Refuse before hours of work what would only be met during or after it."""
+    if options["flag_policy"] not in FLAG_POLICIES:
+        raise unknown_name("evaluation.flag_policy", options["flag_policy"], FLAG_POLICIES)
+    for key, least in (("num_slots", 1), ("max_primitives", 1), ("num_videos", 0), ("num_maps", 0)):
+        if options[key] < least:
+            raise UserError(f"evaluation.{key}={options[key]}: allowed: {least} and more")
 
 
 def _play(

@@ -55,6 +55,10 @@ def load_subject(config: Mapping[str, Any], rows: Sequence[Condition]) -> Subjec
 
     torch.set_num_threads(_num_threads(options["num_threads"], config["num_workers"]))
     device = options["device"]
+    if device not in ("auto", "cpu", "cuda"):
+        raise UserError(f"evaluation.device={device}: allowed: auto, cpu, cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("evaluation.device=cuda: there is no CUDA device here; use auto or cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load_policy(config["checkpoint"], device=device)

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from vla_nav.episodes.types import Embodiment
+from vla_nav.errors import UserError
 from vla_nav.simulators.client import (
     LocalWorker,
     Worker,
@@ -69,7 +70,13 @@ class SimulatorPool:
         self._answers: queue.SimpleQueue[Completed] = queue.SimpleQueue()
         with ThreadPoolExecutor(self.num_lanes) as starters:  # a start is a second of imports
             starts = [starters.submit(start) for _ in range(self.num_lanes)]
-        self._lanes = [_Lane(start, one.result(), self._answers) for one in starts]
+        try:
+            self._lanes = [_Lane(start, one.result(), self._answers) for one in starts]
+        except WorkerDiedError as error:
+            raise UserError(
+                f"simulators.python={python}: no worker of backend '{backend}' starts ({error}); "
+                "name an interpreter that has the backend, or raise simulators.timeout_s"
+            ) from None
         if num_workers:
             for lane in self._lanes:
                 lane.run_in_thread()
