@@ -239,6 +239,15 @@ def test_a_value_of_the_same_kind_is_taken(command: str, override: str) -> None:
     compose.check_overrides(command, ["data.path=x", override])
 
 
+@pytest.mark.parametrize("command", ["train", "stats", "verify"])
+def test_pixels_are_no_encoder(command: str) -> None:
+    config = compose_config(command, ["data.path=x", "vision=pixels"])
+    with pytest.raises(UserError, match=r"vision: .*PixelResizer only prepares pixels"):
+        compose.encoder_keywords(config.vision)
+    config = compose_config(command, ["data.path=x", "vision=vit_48"])
+    assert compose.encoder_keywords(config.vision)["name"] == "vit_small_patch16_224"
+
+
 def test_missing_value_names_its_key(capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(capsys, "train")
     assert "'data.path' has no value; give it on the command line: data.path=..." in line

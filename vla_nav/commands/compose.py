@@ -39,8 +39,9 @@ from vla_nav.commands.overrides import (
 )
 from vla_nav.errors import UserError
 
-__all__ = ["compose_config", "conf_dir", "instantiate", "plain", "run"]
+__all__ = ["compose_config", "conf_dir", "encoder_keywords", "instantiate", "plain", "run"]
 
+ENCODER = "vla_nav.vision.encoder.TimmEncoder"
 _NO_CHECK = {"--help", "-h", "--hydra-help", "--shell-completion", "-sc", "--version", "--info"}
 _OUTPUT_BYTES = 2**18  # what Hydra writes at most before a command begins
 _SWEEP = {"-m", "--multirun"}
@@ -107,6 +108,16 @@ def instantiate(node: DictConfig, **extra: Any) -> Any:
             f"{place}: {node['_target_']} refuses its values ({first_line(error)}); change a key "
             f"of '{place}'"
         ) from error
+
+
+def encoder_keywords(node: DictConfig) -> dict[str, Any]:
+    """The keywords of the encoder that a `vision` node describes; `UserError` for pixels alone."""
+    if str(node["_target_"]) != ENCODER:
+        raise UserError(
+            f"vision: {node['_target_']} only prepares pixels for `vla-nav encode`; choose an "
+            "encoder here (vision=vit_48), which finds the cached pixels by itself"
+        )
+    return {key: value for key, value in plain(node).items() if key[0] != "_"}
 
 
 def _make_output_folder(config: DictConfig) -> None:

@@ -6,7 +6,7 @@ from omegaconf import DictConfig
 
 
 def main(cfg: DictConfig) -> int:
-    from vla_nav.commands.compose import instantiate, plain
+    from vla_nav.commands.compose import encoder_keywords, instantiate, plain
     from vla_nav.models.prompt import Layout
     from vla_nav.training.fit import Recipe, fit
     from vla_nav.training.run_folder import describe
@@ -17,7 +17,7 @@ def main(cfg: DictConfig) -> int:
         data_path=cfg.data.path,
         split=cfg.data.split,
         model=instantiate(cfg.models),
-        encoder={key: value for key, value in plain(cfg.vision).items() if key[0] != "_"},
+        encoder=encoder_keywords(cfg.vision),
         action_space=instantiate(cfg.actions),
         layout=Layout(cfg.tree.history, cfg.tree.actions),
         settings=instantiate(cfg.training, normalisation=cfg.losses.normalisation),

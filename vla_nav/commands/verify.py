@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 def main(cfg: DictConfig) -> int:
     from pathlib import Path
 
-    from vla_nav.commands.compose import instantiate, plain
+    from vla_nav.commands.compose import encoder_keywords, instantiate
     from vla_nav.files import write_json
     from vla_nav.models.prompt import Layout
     from vla_nav.verification.report import as_values, render
@@ -16,7 +16,7 @@ def main(cfg: DictConfig) -> int:
 
     recipe = VerifyRecipe(
         model=instantiate(cfg.models),
-        encoder={key: value for key, value in plain(cfg.vision).items() if key[0] != "_"},
+        encoder=encoder_keywords(cfg.vision),
         action_space=instantiate(cfg.actions),
         layout=Layout(cfg.tree.history, cfg.tree.actions),
         supervise=cfg.tree.supervise,
