@@ -14,7 +14,7 @@ ROWS = {  # tokens and channels; pixels for `pixels`
     "convnext_48": (9 + 1, 128),
     "efficientnet_lite0": (16 + 1, 1280),
     "pixels": (48, 48, 3),
-    "vit_48": (9 + 1, 128),
+    "vit_48": (3 + 1, 384),
     "vit_small": (196 + 4, 384),
 }
 
