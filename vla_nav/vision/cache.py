@@ -201,6 +201,7 @@ def _read_index(path: Path, shards: list[Shard]) -> tuple[np.ndarray, np.ndarray
     )
     if not is_whole:
         raise UserError(
-            f"{path}: the index is missing, damaged or not of the shards beside it; run `vla-nav encode` again"
+            f"{path}: the index is missing, damaged or not of the shards beside it; "
+            "run `vla-nav encode` again"
         )
     return np.ascontiguousarray(keys).view(f"S{KEY_BYTES}").reshape(-1), rows
