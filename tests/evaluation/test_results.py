@@ -1,5 +1,6 @@
 """Result files against kills, second writers, damage and other runs."""
 
+import errno
 import json
 
 import pytest
@@ -31,6 +32,17 @@ def test_a_line_torn_at_any_byte_is_cut_and_can_be_written_again(tmp_path):
         with ResultsFile(tmp_path) as again:
             again.append(record(2, sr=0.0))
         assert again.path.read_bytes() == whole
+
+
+def test_a_full_disk_names_the_results_file(tmp_path, monkeypatch):
+    def refuse(descriptor, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with ResultsFile(tmp_path) as results:
+        monkeypatch.setattr("os.write", refuse)
+        with pytest.raises(OSError, match="No space left") as caught:
+            results.append(record(1))
+    assert caught.value.filename == str(results.path)
 
 
 def test_two_processes_cannot_write_one_shard(tmp_path):

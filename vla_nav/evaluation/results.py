@@ -69,7 +69,11 @@ class ResultsFile:
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one record: one write, so it is there whole or (after a kill) cut off later."""
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        written = os.write(self._descriptor, line)
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:  # a write knows no file name
+            error.filename = str(self.path)
+            raise
         if written != len(line):
             raise UserError(f"{self.path}: the disk is full; free some space and start again")
 
