@@ -97,7 +97,12 @@ def test_every_option_composes_with_train(group: str, option: str) -> None:
 @pytest.mark.parametrize("experiment", GROUPS["experiment"])
 def test_every_experiment_says_how_it_is_run_and_passes_the_key_check(experiment: str) -> None:
     head = (conf_dir() / "experiment" / f"{experiment}.yaml").read_text().split("\ndefaults")[0]
-    for word in (f"# vla-nav train experiment={experiment}", "Hardware:", "Duration:", "Measured result"):
+    for word in (
+        f"# vla-nav train experiment={experiment}",
+        "Hardware:",
+        "Duration:",
+        "Measured result",
+    ):
         assert word in head
     compose.check_overrides("train", [f"experiment={experiment}", "data.path=x"])
     for debug in GROUPS["debug"]:
