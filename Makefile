@@ -14,7 +14,7 @@ demo: .venv/installed
 	$(BIN)/python scripts/demo.py output=$(DEMO)
 
 test: .venv/installed-dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import signal
 from pathlib import Path
@@ -15,8 +16,14 @@ from lightning.pytorch import Callback
 
 from tests.training.tiny import in_child, make_data, recipe, settings, train, weights_of
 from vla_nav.errors import UserError
-from vla_nav.training.checkpointing import last_path, newest_readable, previous_path
+from vla_nav.training.checkpointing import (
+    RunCheckpoint,
+    last_path,
+    newest_readable,
+    previous_path,
+)
 from vla_nav.training.curve import read_curve
+from vla_nav.training.run_folder import RunFolder
 from vla_nav.training.schedule import Budget
 
 
@@ -152,10 +159,29 @@ def test_damaged_last_checkpoint_falls_back_to_the_previous_one(
     assert newest_readable(folder) == previous_path(folder)
     assert in_child(lambda: train(recipe(data), tmp_path)) == 0
     same_weights(tmp_path, undisturbed)
-    for path in folder.iterdir():
-        path.write_bytes(b"not a checkpoint")
-    with pytest.raises(UserError, match=r"last\.ckpt: damaged"):
-        newest_readable(folder)
+    for garbage in (b"not a checkpoint", pickle.dumps({"step": Path("x")})):
+        for path in folder.iterdir():
+            path.write_bytes(garbage)
+        with pytest.raises(UserError, match=r"last\.ckpt: damaged"):
+            newest_readable(folder)
+
+
+def test_second_process_in_a_run_folder_is_refused(tmp_path: Path) -> None:
+    held = RunFolder(tmp_path, {"a": 1}, data="x")
+
+    def second() -> None:
+        with pytest.raises(UserError, match="`vla-nav train` is at work here in another process"):
+            RunFolder(tmp_path, {"a": 1}, data="x")
+
+    assert in_child(second) == 0
+    del held  # releases the folder
+    assert in_child(lambda: RunFolder(tmp_path, {"a": 1}, data="x")) == 0
+
+
+@pytest.mark.parametrize("value", [0, -3])
+def test_checkpoint_interval_must_be_positive(tmp_path: Path, value: int) -> None:
+    with pytest.raises(UserError, match=rf"callbacks\.checkpoint\.every_steps={value}"):
+        RunCheckpoint(tmp_path, lambda *_: None, every_steps=value)
 
 
 def test_wall_clock_budget_counts_time_before_the_kill(data: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ after it, so that no point of the curve is lost.
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,11 @@ class RunCheckpoint(Checkpoint):
     ) -> None:
         if every_minutes is None and every_steps is None:
             raise UserError("callbacks.checkpoint: give every_minutes or every_steps")
+        for name, value in (("every_minutes", every_minutes), ("every_steps", every_steps)):
+            if value is not None and value <= 0:
+                raise UserError(
+                    f"callbacks.checkpoint.{name}={value}: allowed are numbers above 0, or null"
+                )
         self.folder = Path(folder)
         self.every_minutes, self.every_steps = every_minutes, every_steps
         self._save_policy = save_policy
@@ -122,7 +128,7 @@ def newest_readable(folder: str | Path) -> Path | None:
     for path in candidates:
         try:
             torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except (OSError, RuntimeError, ValueError, EOFError, KeyError):
+        except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError):
             continue
         return path
     if candidates:

@@ -110,6 +110,7 @@ def fit(
         config,
         data=data.fingerprint,
         overwrite=overwrite and rank_zero_only.rank == 0,
+        rank=rank_zero_only.rank,
     )
     result = folder.result()
     if result is not None:

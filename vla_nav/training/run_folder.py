@@ -6,6 +6,7 @@
       policy/              the policy bundle
       curve.jsonl, .csv    logged values
       result.json          written at the end: a second start finds the run finished
+      .lock                held while a process trains here; a second one is refused
 
 The same command continues a run. A run is never overwritten without being told: a command whose
 configuration or data differ is refused and the first difference is named.
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from vla_nav.errors import UserError
-from vla_nav.files import read_json, write_json
+from vla_nav.files import locked, read_json, write_json
 
 # What may differ between the starts of one run: it does not change the weights.
 _FREE = (
@@ -34,12 +36,24 @@ _OWNED = ("run.json", "result.json", "curve.jsonl", "curve.csv", "checkpoints", 
 
 
 class RunFolder:
-    """Opens the folder of a run, or begins it. Raises `UserError` for another run's folder."""
+    """Opens the folder of a run, or begins it. Raises `UserError` for another run's folder.
+
+    rank: the process's rank; rank 0 holds the folder for as long as this object lives.
+    """
 
     def __init__(
-        self, path: str | Path, config: Mapping[str, Any], *, data: str, overwrite: bool = False
+        self,
+        path: str | Path,
+        config: Mapping[str, Any],
+        *,
+        data: str,
+        overwrite: bool = False,
+        rank: int = 0,
     ) -> None:
         self.path = Path(path)
+        self._lock = ExitStack()
+        if rank == 0:
+            self._lock.enter_context(locked(self.path / ".lock", what="`vla-nav train`"))
         self._record = {"config": dict(config), "data": data}
         if overwrite:
             self._clear()
