@@ -1,6 +1,7 @@
-"""One thread a process, and a reason for every test that this machine cannot run.
+"""One thread a process, forks before gradients, a reason for every test that cannot run here.
 
-The suite runs one process per core, and equal sums need equal splits.
+The suite runs one process per core, and equal sums need equal splits. Tests that train in a forked
+child come first: torch refuses gradients in the child of a process that has computed some.
 """
 
 import os
@@ -13,8 +14,13 @@ import torch
 torch.set_num_threads(1)
 
 
+_FORKING = ("test_resume", "test_ranks", "test_module")  # of tests/training, in this order
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU or habitat-sim where there is none, and say so."""
+    """Forking tests first; skip what needs a GPU or habitat-sim where there is none, and say so."""
+    order = {name: place for place, name in enumerate(_FORKING)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
     reasons = {}
     if not torch.cuda.is_available():
         reasons["gpu"] = "needs a CUDA device"
