@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 
@@ -33,7 +32,7 @@ from vla_nav.training.curve import CurveLogger, write_csv
 from vla_nav.training.datamodule import RecordedData, open_recorded
 from vla_nav.training.ema import WeightAverage
 from vla_nav.training.module import TrainingModule
-from vla_nav.training.run_folder import RunFolder
+from vla_nav.training.run_folder import RunFolder, process_rank
 from vla_nav.training.schedule import Progress
 from vla_nav.training.settings import TrainingSettings
 from vla_nav.vision.encoder import TimmEncoder
@@ -109,8 +108,8 @@ def fit(
         output_dir,
         config,
         data=data.fingerprint,
-        overwrite=overwrite and rank_zero_only.rank == 0,
-        rank=rank_zero_only.rank,
+        overwrite=overwrite and process_rank() == 0,
+        rank=process_rank(),
     )
     result = folder.result()
     if result is not None:

@@ -14,6 +14,7 @@ configuration or data differ is refused and the first difference is named.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -125,6 +126,12 @@ def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{key}.")
     else:
         yield prefix.rstrip("."), list(node) if isinstance(node, tuple) else node
+
+
+def process_rank() -> int:
+    """This process's rank as its launcher says it (torchrun, Lightning, SLURM); 0 without one."""
+    names = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+    return next((int(os.environ[name]) for name in names if name in os.environ), 0)
 
 
 def describe(result: Mapping[str, Any]) -> str:
