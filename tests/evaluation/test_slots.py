@@ -136,7 +136,7 @@ def test_a_killed_worker_costs_nothing_but_time(config):
             assert isinstance(one, Played)
             assert one.unit.key not in records
             records[one.unit.key] = {**one.record, "attempts": 1}
-            if count in (2, 9):
+            if count == 2:  # once: an episode that two kills hit is rightly marked, not retried
                 os.kill(pool.pids()[-1], signal.SIGKILL)
         assert pool.num_restarts >= 1
     finally:
