@@ -2,8 +2,8 @@
 
 from vla_nav.tree.flatten import flatten, path_supervision, path_token_index
 from vla_nav.tree.history import EpisodeTokens, StepTokens, paths_of
-from vla_nav.tree.packing import PackedTree, pack
-from vla_nav.tree.prefix_tree import PrefixTree
+from vla_nav.tree.packing import PackedPolicy, PackedTree, pack
+from vla_nav.tree.prefix_tree import PolicyTargets, PrefixTree
 from vla_nav.tree.stats import FlopModel, TreeStats, flop_bound, total_stats, tree_stats
 from vla_nav.tree.types import (
     Path,
@@ -18,9 +18,11 @@ from vla_nav.tree.types import (
 __all__ = [
     "EpisodeTokens",
     "FlopModel",
+    "PackedPolicy",
     "PackedTree",
     "Path",
     "PathTokens",
+    "PolicyTargets",
     "PrefixTree",
     "Segment",
     "StepTokens",

@@ -50,6 +50,8 @@ def path_supervision(tree: PrefixTree, path: int) -> BoolArray:
 def _flat_path(tree: PrefixTree, number: int) -> Path:
     index = path_token_index(tree, number)
     is_supervised = path_supervision(tree, number)
+    log_probs = None if tree.log_probs is None else tree.log_probs[index]
+    advantage = None if tree.path_advantage is None else float(tree.path_advantage[number])
     cuts = [0, *(np.flatnonzero(is_supervised[1:] != is_supervised[:-1]) + 1).tolist(), len(index)]
     segments = []
     for start, stop in pairwise(cuts):
@@ -60,6 +62,7 @@ def _flat_path(tree: PrefixTree, number: int) -> Path:
                 tree.frame_index[run],
                 tree.patch_index[run],
                 bool(is_supervised[start]),
+                None if log_probs is None else log_probs[start:stop],
             )
         )
-    return Path(tuple(segments), float(tree.path_coefficient[number]))
+    return Path(tuple(segments), float(tree.path_coefficient[number]), advantage=advantage)

@@ -12,14 +12,27 @@ Axis legend: T packed tokens (with padding), M targets, G trees.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from vla_nav.tree.prefix_tree import PrefixTree
+
+
+class PackedPolicy(NamedTuple):
+    """Policy-gradient terms of the M targets, float32: sums of coefficient * advantage over the
+    paths of positive and of negative advantage; log_probs of the sampling policy (NaN = absent)."""
+
+    positive: torch.Tensor
+    negative: torch.Tensor
+    log_probs: torch.Tensor
+
+    def take(self, targets: torch.Tensor) -> PackedPolicy:
+        """The terms of some of the targets: (m,) target numbers, in that order."""
+        return PackedPolicy(*(values[targets] for values in self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +46,8 @@ class PackedTree:
     target_index[m] with id target_ids[m] of tree target_tree[m], and hidden[predictor_index[m]]
     predicts it. loss_weights (M,) float32, without 1/K. num_paths (G,) int64.
     tree_start, frame_offset (G+1,) int64; num_tokens: tokens before padding; num_frames.
+    policy: where every tree has advantages, else None. prefix_end (P,) int32: the gateway keys of a
+    partition, key p is seen by own rows 0 .. prefix_end[p]-1; empty for a pack that is whole.
     """
 
     token_ids: torch.Tensor
@@ -50,6 +65,8 @@ class PackedTree:
     frame_offset: torch.Tensor
     num_tokens: int
     num_frames: int
+    policy: PackedPolicy | None = None
+    prefix_end: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))
 
     @property
     def num_trees(self) -> int:
@@ -70,13 +87,15 @@ class PackedTree:
             for item in fields(self)
             if isinstance(value := getattr(self, item.name), torch.Tensor)
         }
-        return replace(self, **tensors)
+        policy = None if self.policy is None else PackedPolicy(*map(function, self.policy))
+        return replace(self, **tensors, policy=policy)
 
 
 def pack(trees: Sequence[PrefixTree], *, pad_to: int | None = None) -> PackedTree:
     """Concatenate `trees` in the given order; pad to `pad_to` tokens where it is given.
 
-    Raises `ValueError` for no tree, or a `pad_to` that the trees do not fit in.
+    Raises `ValueError` for no tree, a `pad_to` that the trees do not fit in, or trees of which only
+    some have advantages.
     """
     if not trees:
         raise ValueError("a pack needs at least one tree")
@@ -121,7 +140,24 @@ def pack(trees: Sequence[PrefixTree], *, pad_to: int | None = None) -> PackedTre
         "frame_offset": frames,
     }
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return PackedTree(**tensors, num_tokens=num_tokens, num_frames=int(frames[-1]))
+    return PackedTree(
+        **tensors,
+        num_tokens=num_tokens,
+        num_frames=int(frames[-1]),
+        policy=_packed_policy(trees),
+    )
+
+
+def _packed_policy(trees: Sequence[PrefixTree]) -> PackedPolicy | None:
+    parts = [tree.policy for tree in trees if tree.policy is not None]
+    if parts and len(parts) < len(trees):
+        raise ValueError(
+            f"all trees of a pack have advantages or none has: {len(parts)} of {len(trees)} have"
+        )
+    if not parts:
+        return None
+    columns = [np.concatenate(column).astype(np.float32) for column in zip(*parts, strict=True)]
+    return PackedPolicy(*map(torch.from_numpy, columns))
 
 
 def _fill(parts: list[Any], size: int, padding: int) -> npt.NDArray[Any]:

@@ -10,7 +10,11 @@ that a heavy path stays contiguous and the order of the given paths does not mat
 
     visible(q, k)  <=>  k <= q < subtree_end[k]
 
-w_i = sum of the coefficients of the paths that supervise token i (design section 3), without 1/K.
+w_i = sum of the coefficients c of the paths that supervise token i, without 1/K. Where paths have
+advantages A, two more sums per target keep clipped objectives exact on shared prefixes (they are
+linear in the positive and in the negative part of A, not in A):
+
+    positive_i = sum of c * max(A, 0)       negative_i = sum of c * min(A, 0)
 
 Axis legend: T tokens, N nodes, K paths, M targets, S supervised spans.
 """
@@ -25,7 +29,17 @@ from typing import NamedTuple
 import numpy as np
 
 from vla_nav.tree.trie import FrameMerging, Place, Span, TrieNode, merge_paths
-from vla_nav.tree.types import BoolArray, FloatArray, Int32Array, IntArray, Path
+from vla_nav.tree.types import BoolArray, Float32Array, FloatArray, Int32Array, IntArray, Path
+
+
+class PolicyTargets(NamedTuple):
+    """What policy-gradient losses need of the M targets: positive and negative (M,) float64, sums
+    of c * max(A, 0) and c * min(A, 0) over the supervising paths; log_probs (M,) float32, of the
+    policy that sampled the target (NaN where absent)."""
+
+    positive: FloatArray
+    negative: FloatArray
+    log_probs: Float32Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,11 +47,13 @@ class PrefixTree:
     """Paths merged by longest common prefix, in pack order. Build with `from_paths`.
 
     Tokens (T,): token_ids int64, frame_index int32 (-1 = text), patch_index int32, position_ids
-    int64 (depth), subtree_end int32 (exclusive).
+    int64 (depth), subtree_end int32 (exclusive); log_probs float32, NaN where absent, or None where
+    no token has one.
     Nodes (N,): node_start int64 (N+1,), node_parent int64 (-1 = root).
     Paths (K,), in pack order of their ends: path_node, path_coefficient float64, path_source (which
-    given path), path_span (last supervised span or -1).
-    Targets (M,), in pack order: target_index, predictor_index int64, loss_weights float64.
+    given path), path_span (last supervised span or -1), path_advantage float64 or None.
+    Targets (M,), in pack order: target_index, predictor_index int64, loss_weights float64; policy:
+    more sums per target, exactly where the paths have advantages.
     Spans (S,): span_stop (pack index one past its last token), span_length, span_previous (-1).
     num_frames: how many frames the paths' frame table has.
     """
@@ -60,6 +76,9 @@ class PrefixTree:
     span_length: IntArray
     span_previous: IntArray
     num_frames: int
+    log_probs: Float32Array | None = None
+    path_advantage: FloatArray | None = None
+    policy: PolicyTargets | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -87,7 +106,8 @@ class PrefixTree:
 
         num_frames: length of the frame table that the paths' frame_index points into (default:
         the highest index used, plus one). Raises `ValueError` for no paths, an empty path, a
-        frame index out of range, or a supervised first token (nothing could predict it).
+        frame index out of range, a supervised first token (nothing could predict it), or an
+        advantage on some paths but not on others.
         """
         if not paths:
             raise ValueError("a prefix tree needs at least one path")
@@ -112,8 +132,12 @@ class PrefixTree:
 
         order = _path_order(paths, ends)
         coefficient = np.array([paths[k].coefficient for k in order], dtype=np.float64)
+        advantage = _advantages([paths[k] for k in order])
         spans = _number_spans([ends[k].span for k in order])
-        weights, is_target = _token_weights(spans, coefficient, node_start, node_parent, num_tokens)
+        columns = [coefficient]
+        if advantage is not None:
+            columns += [coefficient * advantage.clip(0), coefficient * advantage.clip(None, 0)]
+        weights, is_target = _token_sums(spans, columns, node_start, node_parent, num_tokens)
         target_index = np.flatnonzero(is_target)
         predictor_index = target_index - 1
         is_first = position_ids[target_index] == 0
@@ -123,6 +147,15 @@ class PrefixTree:
         node = np.searchsorted(node_start, target_index, side="right") - 1
         opens = node_start[node] == target_index
         predictor_index[opens] = node_start[node_parent[node[opens]] + 1] - 1
+        log_probs = _log_probs(pieces)
+        policy = None
+        if advantage is not None:
+            absent = np.full(len(target_index), np.nan, np.float32)
+            policy = PolicyTargets(
+                weights[1][target_index],
+                weights[2][target_index],
+                absent if log_probs is None else log_probs[target_index],
+            )
         return PrefixTree(
             token_ids=token_ids,
             frame_index=frame_index,
@@ -137,11 +170,14 @@ class PrefixTree:
             path_span=spans.head,
             target_index=target_index,
             predictor_index=predictor_index,
-            loss_weights=weights[target_index],
+            loss_weights=weights[0][target_index],
             span_stop=spans.stop,
             span_length=spans.length,
             span_previous=spans.previous,
             num_frames=num_frames,
+            log_probs=log_probs,
+            path_advantage=advantage,
+            policy=policy,
         )
 
 
@@ -215,8 +251,11 @@ def _lightest_first(piece: TrieNode) -> list[TrieNode]:
 
 
 def _path_order(paths: Sequence[Path], ends: list[Place]) -> list[int]:
-    """Path numbers by end, coefficient and supervision: independent of the order given."""
-    brief = [(end.node.index, path.coefficient) for path, end in zip(paths, ends, strict=True)]
+    """Path numbers by end, coefficient, advantage and supervision: in whatever order given."""
+    brief = [
+        (end.node.index, path.coefficient, path.advantage or 0.0)
+        for path, end in zip(paths, ends, strict=True)
+    ]
     if len(set(brief)) == len(brief):
         return sorted(range(len(brief)), key=brief.__getitem__)
     full = [(*key, _supervised(end.span)) for key, end in zip(brief, ends, strict=True)]
@@ -252,36 +291,70 @@ def _number_spans(heads: list[Span | None]) -> _Spans:
     return _Spans(*(np.array(column, dtype=np.int64) for column in (head, stop, length, previous)))
 
 
-def _token_weights(
+def _advantages(paths: Sequence[Path]) -> FloatArray | None:
+    """(K,) advantages, or None where no path has one."""
+    values = [path.advantage for path in paths if path.advantage is not None]
+    if values and len(values) < len(paths):
+        raise ValueError(
+            f"all paths of a tree have an advantage or none has: {len(values)} of {len(paths)} have"
+        )
+    return np.array(values, dtype=np.float64) if values else None
+
+
+def _log_probs(pieces: list[TrieNode]) -> Float32Array | None:
+    """(T,) log-probabilities of the tokens, or None where none has any."""
+    if all(piece.segment.log_probs is None for piece in pieces):
+        return None
+    parts = []
+    for piece in pieces:
+        given = piece.segment.log_probs
+        absent = np.full(piece.length, np.nan, np.float32)
+        parts.append(absent if given is None else given[_slice(piece)])
+    return np.concatenate(parts)
+
+
+def _token_sums(
     spans: _Spans,
-    coefficient: FloatArray,
+    columns: list[FloatArray],
     node_start: IntArray,
     node_parent: IntArray,
     num_tokens: int,
-) -> tuple[FloatArray, BoolArray]:
-    """(T,) sums of coefficients and (T,) whether any path supervises the token.
+) -> tuple[list[FloatArray], BoolArray]:
+    """For each column (K,) the (T,) sums over the paths that supervise the token; and (T,) whether
+    any path does.
 
-    A span's coefficient is the sum over the paths that hold it: those that end on it, and those
-    of every span that follows it.
+    A span's value is the sum over the paths that hold it: those that end on it, and those of every
+    span that follows it.
     """
-    sums = [0.0] * len(spans.stop)
-    for head, value in zip(spans.head.tolist(), coefficient.tolist(), strict=True):
-        if head >= 0:
-            sums[head] += value
-    weights = np.zeros(num_tokens, dtype=np.float64)
+    sums = np.zeros((len(spans.stop), len(columns)))
+    has_span = spans.head >= 0
+    for k, column in enumerate(columns):
+        np.add.at(sums[:, k], spans.head[has_span], column[has_span])
+    previous = spans.previous.tolist()
+    for last in range(len(previous) - 1, -1, -1):
+        if previous[last] >= 0:
+            sums[previous[last]] += sums[last]
     is_target = np.zeros(num_tokens, dtype=np.bool_)
-    previous, lengths, stops = spans.previous.tolist(), spans.length.tolist(), spans.stop.tolist()
-    nodes = (np.searchsorted(node_start, spans.stop, side="left") - 1).tolist()
-    for number in range(len(sums) - 1, -1, -1):
-        total = sums[number]
-        if previous[number] >= 0:
-            sums[previous[number]] += total
-        stop, left, node = stops[number], lengths[number], nodes[number]
-        while left > 0:  # one round per node that the span touches
-            start = max(stop - left, int(node_start[node]))
-            weights[start:stop] += total
-            is_target[start:stop] = True
-            left -= stop - start
-            node = int(node_parent[node])
-            stop = int(node_start[node + 1])
-    return weights, is_target
+    found = [np.zeros(num_tokens) for _ in columns]
+    number, stop, left = np.arange(len(spans.stop)), spans.stop, spans.length
+    node = np.searchsorted(node_start, stop, side="left") - 1
+    while len(number):  # one round per node that a span touches
+        start = np.maximum(stop - left, node_start[node])
+        index = _ranges(start, stop)
+        is_target[index] = True
+        for k, total in enumerate(found):
+            values = np.repeat(sums[number, k], stop - start)
+            total += np.bincount(index, weights=values, minlength=num_tokens)
+        left = left - (stop - start)
+        more = left > 0
+        number, left, node = number[more], left[more], node_parent[node[more]]
+        stop = node_start[node + 1]
+    return found, is_target
+
+
+def _ranges(start: IntArray, stop: IntArray) -> IntArray:
+    """start[0] .. stop[0] - 1, start[1] .. stop[1] - 1, ... one behind the other."""
+    lengths = stop - start
+    before = np.cumsum(lengths) - lengths
+    within: IntArray = np.arange(int(lengths.sum()), dtype=np.int64)
+    return within + np.repeat(start - before, lengths)

@@ -170,7 +170,7 @@ def _extend_atomic(node: TrieNode, segment: Segment) -> TrieNode:
 
 def _atomic_segments(path: Path, atoms: dict[bytes, Segment]) -> list[Segment]:
     """The path cut into runs of one frame (or of text) and one supervision; runs are interned."""
-    ids, frame, patch, is_supervised = path.tokens()
+    ids, frame, patch, is_supervised, log_probs = path.tokens()
     if len(ids) == 0:
         return []
     change = (frame[1:] != frame[:-1]) | (
@@ -182,7 +182,8 @@ def _atomic_segments(path: Path, atoms: dict[bytes, Segment]) -> list[Segment]:
         supervised = bool(is_supervised[start])
         if frame[start] >= 0 and is_supervised[start:stop].any():
             raise ValueError("a frame's tokens cannot be supervised")
-        run = Segment(ids[start:stop], frame[start:stop], patch[start:stop], supervised)
+        sampled = None if log_probs is None else log_probs[start:stop]
+        run = Segment(ids[start:stop], frame[start:stop], patch[start:stop], supervised, sampled)
         runs.append(atoms.setdefault(run.keys.tobytes() + bytes([supervised]), run))
     return runs
 

@@ -7,8 +7,12 @@ A path is the definition; a tree is only a cheaper way to compute the same thing
                frame_index [-1 -1  0  0  0 -1 ]         -1 = text, else the frame the token shows
                patch_index [-1 -1  0  1  2 -1 ]         which token of that frame
 
-Two text tokens are equal when their ids are; two vision tokens when frame and patch are (their
-placeholder ids say nothing). One int64 key per token says both, see `token_keys`.
+               log_probs   [ .  .  .  .  . -.4]        . = absent, else log pi(token) when sampled
+
+Two text tokens are equal when their ids are, and their behaviour log-probabilities (both absent, or
+equal to the bit: a token sampled twice is one token only if one policy call gave both). Two vision
+tokens are equal when frame and patch are (their placeholder ids say nothing). One int64 key per
+token says all of it, see `token_keys`.
 
 Axis legend: n tokens of a segment or path.
 """
@@ -16,7 +20,7 @@ Axis legend: n tokens of a segment or path.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,6 +31,7 @@ IntArray = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
+Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,14 +39,18 @@ class Segment:
     """A run of tokens, all supervised or none: the unit that prompt builders cache and share.
 
     token_ids (n,) int64; frame_index (n,) int32, -1 = text; patch_index (n,) int32, ignored at
-    text. Segments compare by identity, so sharing the object makes merging cheap; equal tokens
-    in different objects merge all the same. Never change the arrays of a segment in use.
+    text. log_probs (n,) float32, <= 0: log-probability of each text token under the policy that
+    sampled it (NaN = absent, as everywhere without the array). Segments compare by identity, so
+    sharing the object makes merging cheap; equal tokens in different objects merge all the same.
+    Never change the arrays of a segment in use. Raises `ValueError` for arrays of unequal shape,
+    or log-probabilities that are positive, infinite or given for vision tokens.
     """
 
     token_ids: IntArray
     frame_index: Int32Array
     patch_index: Int32Array
     is_supervised: bool = False
+    log_probs: Float32Array | None = None
     _keys: list[IntArray] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -51,6 +60,8 @@ class Segment:
                 "a segment needs three arrays of one shape (n,), got "
                 f"{shape}, {self.frame_index.shape}, {self.patch_index.shape}"
             )
+        if self.log_probs is not None:
+            _check_log_probs(self.log_probs, self.token_ids, self.frame_index)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -59,15 +70,23 @@ class Segment:
     def keys(self) -> IntArray:
         """(n,) int64 merge keys, computed once."""
         if not self._keys:
-            self._keys.append(token_keys(self.token_ids, self.frame_index, self.patch_index))
+            self._keys.append(
+                token_keys(self.token_ids, self.frame_index, self.patch_index, self.log_probs)
+            )
         return self._keys[0]
 
 
-def text_segment(token_ids: npt.ArrayLike, *, is_supervised: bool = False) -> Segment:
-    """A segment of text (or action, pose, special) tokens."""
+def text_segment(
+    token_ids: npt.ArrayLike,
+    *,
+    is_supervised: bool = False,
+    log_probs: npt.ArrayLike | None = None,
+) -> Segment:
+    """A segment of text (or action, pose, special) tokens; log_probs where they were sampled."""
     ids = np.ascontiguousarray(token_ids, dtype=np.int64)
     minus_one = np.full(len(ids), -1, dtype=np.int32)
-    return Segment(ids, minus_one, minus_one, is_supervised)
+    sampled = None if log_probs is None else np.ascontiguousarray(log_probs, dtype=np.float32)
+    return Segment(ids, minus_one, minus_one, is_supervised, sampled)
 
 
 def frame_segment(placeholder_id: int, frame: int, num_tokens: int, *, first: int = 0) -> Segment:
@@ -88,6 +107,7 @@ def concatenate(*segments: Segment) -> Segment:
         np.concatenate([segment.frame_index for segment in segments]),
         np.concatenate([segment.patch_index for segment in segments]),
         segments[0].is_supervised,
+        _joined_log_probs(segments),
     )
 
 
@@ -107,17 +127,22 @@ class Trunk:
 class Path:
     """One flat training sample: the trunk's segments (if any), then `segments`.
 
-    `coefficient` multiplies the loss of every token that this path supervises. Use
-    `all_segments` or `tokens` to read a path; `segments` alone leaves the trunk out.
+    `coefficient` multiplies the loss of every token that this path supervises: the plain weight of
+    supervised learning, KL and entropy. `advantage` is A of policy-gradient training, whose terms
+    are weighted by coefficient * A. Use `all_segments` or `tokens` to read a path; `segments` alone
+    leaves the trunk out. Raises `ValueError` unless both are finite.
     """
 
     segments: tuple[Segment, ...]
     coefficient: float = 1.0
     trunk: Trunk | None = None
+    advantage: float | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.coefficient):
             raise ValueError(f"path coefficient must be finite, got {self.coefficient}")
+        if self.advantage is not None and not math.isfinite(self.advantage):
+            raise ValueError(f"path advantage must be finite, got {self.advantage}")
 
     @property
     def all_segments(self) -> tuple[Segment, ...]:
@@ -129,23 +154,25 @@ class Path:
         segments = self.all_segments
         if not segments:
             empty = np.empty(0, dtype=np.int32)
-            return PathTokens(np.empty(0, dtype=np.int64), empty, empty, empty.astype(bool))
+            return PathTokens(np.empty(0, dtype=np.int64), empty, empty, empty.astype(bool), None)
         return PathTokens(
             np.concatenate([segment.token_ids for segment in segments]),
             np.concatenate([segment.frame_index for segment in segments]),
             np.concatenate([segment.patch_index for segment in segments]),
             np.repeat([segment.is_supervised for segment in segments], list(map(len, segments))),
+            _joined_log_probs(segments),
         )
 
 
 class PathTokens(NamedTuple):
     """A flat path: token_ids (n,) int64, frame_index and patch_index (n,) int32, is_supervised (n,)
-    bool."""
+    bool, log_probs (n,) float32 (NaN where absent) or None where no token has one."""
 
     token_ids: IntArray
     frame_index: Int32Array
     patch_index: Int32Array
     is_supervised: BoolArray
+    log_probs: Float32Array | None
 
 
 def trunks_of(path: Path) -> Iterator[Trunk]:
@@ -156,10 +183,57 @@ def trunks_of(path: Path) -> Iterator[Trunk]:
         trunk = trunk.parent
 
 
-def token_keys(token_ids: IntArray, frame_index: Int32Array, patch_index: Int32Array) -> IntArray:
-    """One int64 per token, equal exactly when two tokens are: the id at text (>= 0), and
-    -1 - (frame * 2^32 + patch) at vision tokens. Shapes (n,) -> (n,)."""
+def token_keys(
+    token_ids: IntArray,
+    frame_index: Int32Array,
+    patch_index: Int32Array,
+    log_probs: Float32Array | None = None,
+) -> IntArray:
+    """One int64 per token, equal exactly when two tokens are. Shapes (n,) -> (n,).
+
+        vision                    -1 - (frame * 2^32 + patch)       < 0
+        text                      id                                0 .. 2^31 - 1
+        text with log-probability (bits + 1) * 2^32 + id            >= 2^32
+
+    bits: the 31 low bits of the float32 (its sign says nothing: log-probabilities are <= 0).
+    """
+    keys = token_ids
+    if log_probs is not None:
+        bits = (np.abs(log_probs).view(np.int32)).astype(np.int64)
+        keys = np.where(np.isnan(log_probs), keys, ((bits + 1) << 32) | keys)
     if len(frame_index) == 0 or frame_index.max() < 0:
-        return token_ids
+        return keys
     vision = -1 - ((frame_index.astype(np.int64) << 32) + patch_index)
-    return np.where(frame_index < 0, token_ids, vision)
+    return np.where(frame_index < 0, keys, vision)
+
+
+def _check_log_probs(log_probs: Float32Array, token_ids: IntArray, frame_index: Int32Array) -> None:
+    """Raise `ValueError` unless they can be part of a token's merge key."""
+    if log_probs.shape != token_ids.shape or log_probs.dtype != np.float32:
+        raise ValueError(
+            f"log_probs must be float32 {token_ids.shape}, got {log_probs.dtype} {log_probs.shape}"
+        )
+    is_given = ~np.isnan(log_probs)
+    wrong = is_given & ((log_probs > 0) | np.isinf(log_probs))
+    if wrong.any():
+        raise ValueError(
+            f"a log-probability must be finite and at most 0, got {log_probs[wrong][0]}"
+        )
+    if (is_given & (frame_index >= 0)).any():
+        raise ValueError("a vision token was not sampled: it has no log-probability (give NaN)")
+    if is_given.any() and int(token_ids[is_given].max()) >= 2**31:
+        raise ValueError(f"a sampled token id must be below 2^31, got {token_ids.max()}")
+
+
+def _joined_log_probs(segments: Sequence[Segment]) -> Float32Array | None:
+    """(n,) log-probabilities of the segments one behind the other; None where none has any."""
+    if all(segment.log_probs is None for segment in segments):
+        return None
+    return np.concatenate(
+        [
+            np.full(len(segment), np.nan, np.float32)
+            if segment.log_probs is None
+            else segment.log_probs
+            for segment in segments
+        ]
+    )
