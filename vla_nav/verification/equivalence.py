@@ -33,18 +33,23 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Largest relative differences by norm.
-
-    The defaults are for float64 and unmodified transformers backbones: their norms round to
-    float32 (6e-8), and sums in another order flip some of these roundings, which leaves about
-    1e-7 in logits and gradients. One AdamW step divides by the gradient's own size, which turns
-    such noise at near-zero gradients into parts of the learning rate (about 6e-7 was seen).
-    """
+    """Largest relative differences by norm; the presets below say why. Defaults: `STOCK`."""
 
     logits: float = 1e-6
     loss: float = 1e-7
     gradients: float = 1e-6
     parameters: float = 1e-5
+
+
+# float64 everywhere (`float64_norms`): only the order of sums is left.
+FLOAT64_NORMS = Bounds(logits=1e-12, loss=1e-12, gradients=1e-12, parameters=1e-12)
+# float64 and unmodified transformers backbones: their norms round to float32 (6e-8), and sums in
+# another order flip some of these roundings, which leaves about 1e-7 in logits and gradients. One
+# AdamW step divides by the gradient's own size, which turns such noise at near-zero gradients into
+# parts of the learning rate (about 6e-7 was seen).
+STOCK = Bounds()
+# float32 weights: the same with roundings of 6e-8 in every operation.
+FLOAT32 = Bounds(logits=1e-5, loss=1e-5, gradients=1e-5, parameters=1e-4)
 
 
 def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -119,10 +124,10 @@ def _matched_logits(
         for k in range(tree.num_paths):
             index = path_token_index(tree, k)
             source = int(tree.path_source[k])
-            for i in path_supervision(tree, k).nonzero()[0].tolist():
-                found.append(logits[row_of[offset + int(index[i])]])
-                expected.append(flat[number][source][i - 1])
-    return torch.stack(found), torch.stack(expected)
+            taught = index[path_supervision(tree, k)].tolist()
+            found += [logits[row_of[offset + i]] for i in taught]
+            expected.append(flat[number][source])
+    return torch.stack(found), torch.cat(expected)
 
 
 def _parameter_findings(

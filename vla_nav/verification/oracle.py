@@ -34,7 +34,8 @@ FlatForward = Callable[[Any, PathTokens, Tensor], Tensor]
 
 
 class FlatResult(NamedTuple):
-    """loss: scalar with graph. logits[s][k]: (n, V) detached, of path k of sample s."""
+    """loss: scalar with graph. logits[s][k]: (taught, V) detached, in order: what predicts the
+    supervised tokens of path k of sample s."""
 
     loss: Tensor
     logits: list[list[Tensor]]
@@ -50,25 +51,22 @@ def flat_run(
 ) -> FlatResult:
     """Every path by itself; the loss is the definition of design section 3."""
     total: Tensor = torch.zeros((), dtype=torch.float64)
-    num_taught = 0.0
     logits: list[list[Tensor]] = []
     for sample in samples:
         logits.append([])
         for path in sample.paths:
             tokens = path.tokens()
             out = forward(model, tokens, sample.frames)  # (n, V)
-            logits[-1].append(out.detach())
-            for i in range(1, len(tokens.token_ids)):
-                if not tokens.is_supervised[i]:
-                    continue
-                token = int(tokens.token_ids[i]) - first_id
+            rows = [i - 1 for i in range(1, len(tokens.token_ids)) if tokens.is_supervised[i]]
+            logits[-1].append(out.detach()[rows])
+            for row in rows:
+                token = int(tokens.token_ids[row + 1]) - first_id
                 share = path.coefficient
-                num_taught += share
                 if normalisation == "path_mean":
                     share = share / (len(sample.paths) * len(samples))
-                total = total - share * out[i - 1].double().log_softmax(-1)[token]
+                total = total - share * out[row].double().log_softmax(-1)[token]
     if normalisation == "token_mean":
-        total = total / num_taught
+        total = total / num_supervised(samples)
     return FlatResult(total, logits)
 
 

@@ -13,7 +13,8 @@ import torch
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One row: `absolute` largest difference, `relative` by norm, held to `bound` on the relative
-    (or on the absolute where there is no relative). `must_differ`: the difference has to be > 0."""
+    (or on the absolute where there is no relative). `must_differ`: the difference has to be > 0.
+    An infinite bound is information: it holds for every number. `section`: rows of one kind."""
 
     check: str
     absolute: float
@@ -21,6 +22,7 @@ class Finding:
     bound: float
     must_differ: bool = False
     note: str = ""
+    section: str = ""
 
     @property
     def is_ok(self) -> bool:
