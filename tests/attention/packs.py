@@ -6,7 +6,7 @@ import torch
 
 from tests.tree.episodes import token_episode
 from tests.tree.random_paths import random_paths
-from vla_nav.tree import PackedTree, Path, PrefixTree, pack, paths_of, text_segment
+from vla_nav.tree import Layout, PackedTree, Path, PrefixTree, pack, paths_of, text_segment
 
 SIZES = (1, 63, 97, 130)
 LAYOUTS = [(h, a) for h in ("full", "pooled") for a in ("hidden", "visible")]
@@ -20,7 +20,7 @@ def chain(length: int) -> PrefixTree:
 def caterpillar(num_steps: int, history: str, actions: str, *, seed: int = 0) -> PrefixTree:
     """The tree of a token episode."""
     episode = token_episode(num_steps, seed=seed, full=9, pooled=3)
-    return PrefixTree.from_paths(paths_of(episode, history=history, actions=actions))
+    return PrefixTree.from_paths(paths_of(episode, Layout(history, actions)))
 
 
 def random_pack(seed: int, num_trees: int, padding: int = 0) -> PackedTree:

@@ -64,10 +64,10 @@ def test_heaviest_first_keeps_blocks_dense():
     # 60 steps, 17 history and 204 leaf tokens: the design counts 334 partial blocks of density
     # 0.74 for this order (3465 for the order of time).
     from tests.tree.episodes import token_episode
-    from vla_nav.tree import PrefixTree, paths_of
+    from vla_nav.tree import Layout, PrefixTree, paths_of
 
     episode = token_episode(60, root=128, full=203, pooled=17, follow=1.0)
-    tree = PrefixTree.from_paths(paths_of(episode, history="pooled", actions="hidden"))
+    tree = PrefixTree.from_paths(paths_of(episode, Layout("pooled", "hidden")))
     total = -(-tree.num_tokens // 128) * 128
     lists = block_lists(pack([tree], pad_to=total).subtree_end.numpy())
     num_partial, num_full = len(lists.kv_partial.indices), len(lists.kv_full.indices)

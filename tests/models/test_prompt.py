@@ -59,7 +59,7 @@ def test_every_token_of_an_episode_is_where_the_drawing_says():
     assert keys[:4] == ("0-front", "0-front.depth", "0-left", "0-left.depth")
     assert len(keys) == 12
     text = TOKENIZER.decode(
-        tuple(i - prompt.vocabulary.num_own for i in tokens.root.token_ids[2:].tolist())
+        tuple(i - prompt.vocabulary.num_own for i in tokens.instructions[0].token_ids.tolist())
     )
     assert text == found.instruction
     for t, step in enumerate(tokens.steps):
@@ -75,7 +75,7 @@ def test_every_token_of_an_episode_is_where_the_drawing_says():
         assert (full.frame_index[:3] == -1).all()
         assert not full.is_supervised
         assert not pooled.is_supervised
-        assert all(label.is_supervised for label in step.labels)
+        assert all(label.tokens.is_supervised for label in step.labels)
 
 
 def test_a_frame_seen_twice_is_one_row():
@@ -106,12 +106,12 @@ def test_facts_change_with_the_robot_only_where_they_are_written(facts):
     for turn_deg in (30.0, 15.0):
         body = replace(embodiment(), turn_deg=turn_deg)
         prompt = builder(body=body, config=PromptConfig(facts=facts))
-        roots.append(prompt.root("go to the door").token_ids)
+        roots.append(prompt.root().token_ids)
     assert np.array_equal(*roots) == (facts == "none")
 
 
 def test_an_empty_instruction_still_has_a_root():
-    assert len(builder().root("")) >= 1
+    assert len(builder().root()) >= 1
 
 
 @pytest.mark.parametrize("num_steps", [4, 31, 32, 33, 64, 87])

@@ -291,7 +291,7 @@ def test_stats_count_a_caterpillar_by_hand(data: Path) -> None:
     made, _ = assembled(data)
     flat = tree = 0
     for episode in episodes:
-        root = len(made.prompt.root(episode.instruction))
+        root = len(made.prompt.root()) + len(made.prompt.instruction(episode.instruction))
         tree += root
         for number, step in enumerate(episode.steps):
             label = 1 if step.executed == (0,) else 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vla_nav.tree import EpisodeTokens, StepTokens, frame_segment, text_segment
+from vla_nav.tree import EpisodeTokens, Label, StepTokens, frame_segment, text_segment
 
 
 def token_episode(
@@ -26,8 +26,10 @@ def token_episode(
     placeholder = vocabulary - 11
     steps = []
     for t in range(num_steps):
-        labels = tuple(_action(rng, placeholder, is_supervised=True) for _ in range(num_labels))
-        executed = labels[0] if rng.random() < follow else _action(rng, placeholder)
+        labels = tuple(
+            Label(_action(rng, placeholder, is_supervised=True)) for _ in range(num_labels)
+        )
+        executed = labels[0].tokens if rng.random() < follow else _action(rng, placeholder)
         steps.append(
             StepTokens(
                 full=frame_segment(placeholder, t, full),
@@ -36,7 +38,8 @@ def token_episode(
                 labels=labels,
             )
         )
-    return EpisodeTokens(text_segment(rng.integers(0, placeholder, root)), tuple(steps))
+    beginning = text_segment(rng.integers(0, placeholder, root))
+    return EpisodeTokens(beginning, (text_segment(()),), tuple(steps))
 
 
 def _action(rng, placeholder, *, is_supervised=False):

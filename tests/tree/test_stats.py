@@ -9,6 +9,7 @@ from tests.tree.episodes import token_episode
 from tests.tree.random_paths import random_paths, seeds
 from vla_nav.tree import (
     FlopModel,
+    Layout,
     Path,
     PrefixTree,
     flop_bound,
@@ -53,7 +54,7 @@ def test_chain_of_equal_steps_reaches_the_closed_forms():
 
 def test_flop_bound_lies_between_the_pair_and_the_token_bound():
     episode = token_episode(40, full=20)
-    stats = tree_stats(PrefixTree.from_paths(paths_of(episode, history="full", actions="hidden")))
+    stats = tree_stats(PrefixTree.from_paths(paths_of(episode, Layout("full", "hidden"))))
     pairs = stats.num_flat_pairs / stats.num_tree_pairs
     bound = flop_bound(stats, FlopModel(10_000, 0, 2, 4, 32))
     assert pairs < bound < stats.token_bound

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    LlamaConfig,
+    LlamaModel,
     MistralConfig,
     MistralModel,
     Qwen3Config,
@@ -21,9 +23,10 @@ from transformers import (
 from tests.tree.episodes import token_episode
 from tests.tree.random_paths import random_paths
 from vla_nav.attention import backend
-from vla_nav.tree import Path, paths_of
+from vla_nav.tree import Layout, Path, paths_of
 from vla_nav.verification import Sample
 
+FAMILIES = ("qwen3", "mistral", "llama")
 NAME = "vla_nav_test_tree"
 VOCABULARY = 40
 FEATURES = 6
@@ -67,6 +70,8 @@ class TinyVLA(nn.Module):
         }
         if family == "qwen3":
             self.backbone = Qwen3Model(Qwen3Config(**shape))
+        elif family == "llama":
+            self.backbone = LlamaModel(LlamaConfig(**shape))
         else:
             self.backbone = MistralModel(MistralConfig(sliding_window=None, **shape))
         self.projector = nn.Linear(FEATURES, 24)
@@ -128,12 +133,29 @@ class Float64Norm(nn.Module):
         return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
 
 
+class Float64Rotary(nn.Module):
+    """Rotary angles in float64, in place of the stock ones (float32): (1, n) -> two (1, n, D)."""
+
+    def __init__(self, stock: nn.Module) -> None:
+        super().__init__()
+        dim = 2 * len(stock.inv_freq)
+        base = stock.config.rope_parameters["rope_theta"]
+        self.frequency = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angle = position_ids[..., None].double() * self.frequency
+        angle = torch.cat((angle, angle), dim=-1)
+        return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+
+
 def with_float64_norms(model: nn.Module) -> nn.Module:
-    """Replace every stock RMS norm of `model`, in place."""
+    """Replace every stock RMS norm of `model` and its rotary embedding, in place."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if hasattr(child, "variance_epsilon"):
                 setattr(module, name, Float64Norm(child))
+            elif hasattr(child, "inv_freq"):
+                setattr(module, name, Float64Rotary(child))
     return model
 
 
@@ -141,7 +163,7 @@ def layout_sample(history: str, actions: str, *, num_steps: int = 4, seed: int =
     """A token episode under a layout, with random features."""
     supervise = options.pop("supervise", "own")
     episode = token_episode(num_steps, seed=seed, **options)
-    paths = paths_of(episode, history=history, actions=actions, supervise=supervise)
+    paths = paths_of(episode, Layout(history, actions), supervise=supervise)
     return Sample(paths, features(num_steps, seed))
 
 

@@ -164,7 +164,8 @@ class VLAPolicy:
             part = _Part()
             if state.start is None:
                 state.start = pose
-                part.trunk.append((self.prompt.root(state.instruction), 0))
+                part.trunk.append((self.prompt.root(), 0))
+                part.trunk.append((self.prompt.instruction(state.instruction), 0))
             elif layout.history == "pooled":
                 assert state.pooled is not None
                 assert state.seen is not None

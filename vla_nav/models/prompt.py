@@ -1,15 +1,19 @@
 """The prompt: an episode's instruction, robot, frames and actions as token segments.
 
-    root     <begin> [bos] [facts] instruction
+    root     <begin> [bos] [facts]
+    instr    the instruction's text [<act> where the layout puts it last]
     full_t   [pose_t: x y yaw] <camera> * num_full (per camera, per depth image) ... [<act>]
     pooled_t [pose_t: x y yaw] <camera> * num_pooled ...
+    sum_s    the text of a given summary of steps 0 .. s-1
     exec_t   the action tokens of what was done        label_t  those of what is taught
 
-One builder serves training (`episode`) and the policy (`root`, `observation`, `action`), so the
-two cannot drift apart. The model predicts an action from the last token before it: the last vision
-token of the frame, or `<act>` where `separator` is set. The facts (robot and cameras as text)
-cost tokens in every tree and say nothing while all episodes share them: `facts: none` leaves them
-out, `compact` writes numbers alone, `full` writes a sentence.
+Which of them a step sees, and in which order: `vla_nav.tree.contexts`. One builder serves training
+(`episode`) and the policy (`root`, `instruction`, `observation`, `action`, `summary`), so the two
+cannot drift apart. The model predicts an action from the last token before it: the last vision
+token of the frame (of the instruction where that is last), or `<act>` where `separator` is set.
+
+The facts (robot and cameras as text) cost tokens in every tree and say nothing while all episodes
+share them: `facts: none` leaves them out, `compact` writes numbers alone, `full` a sentence.
 """
 
 from __future__ import annotations
@@ -27,12 +31,12 @@ from vla_nav.episodes.types import Embodiment, Episode, Pose, Step
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.models.tokenizer import Tokenizer
 from vla_nav.models.vocabulary import Vocabulary
-from vla_nav.tree import EpisodeTokens, Path, Segment, StepTokens, paths_of
+from vla_nav.tree import EpisodeTokens, Label, Layout, Path, Segment, StepTokens, paths_of
 from vla_nav.tree.types import concatenate, frame_segment, text_segment
 
+__all__ = ["Frames", "Layout", "PoseTokens", "PromptBuilder", "PromptConfig", "frame_array"]
+
 FACTS = ("none", "compact", "full")
-HISTORIES = ("full", "pooled")
-ACTIONS = ("hidden", "visible")
 _BEGIN, _ACT = "<begin>", "<act>"
 
 
@@ -93,24 +97,6 @@ class PromptConfig:
         return described
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How paths share tokens (tree/history.py): history full | pooled, actions hidden | visible."""
-
-    history: str = "full"
-    actions: str = "hidden"
-
-    def __post_init__(self) -> None:
-        if self.history not in HISTORIES:
-            raise unknown_name("tree.history", self.history, HISTORIES)
-        if self.actions not in ACTIONS:
-            raise unknown_name("tree.actions", self.actions, ACTIONS)
-
-    def paths(self, tokens: EpisodeTokens, *, supervise: str = "own") -> tuple[Path, ...]:
-        """The paths of an episode under this layout."""
-        return paths_of(tokens, history=self.history, actions=self.actions, supervise=supervise)
-
-
 class Frames(NamedTuple):
     """One step's frame as the current observation (`full`) and as history (`pooled`)."""
 
@@ -154,12 +140,22 @@ class PromptBuilder:
         self._placeholders = [self.vocabulary.special(f"<{stream}>") for stream in self.streams]
         self._labels: dict[tuple[tuple[int, ...], bool], Segment] = {}
 
-    def root(self, instruction: str) -> Segment:
-        """The tokens before the first frame; never empty."""
-        text = f"{self._facts} {instruction}".strip()
+    def root(self) -> Segment:
+        """The tokens that every episode begins with; never empty."""
         bos = () if self.tokenizer.bos_id is None else (self.tokenizer.bos_id,)
-        ids = self.vocabulary.text((*bos, *self.tokenizer.encode(text)) if text else bos)
+        ids = self.vocabulary.text((*bos, *self._encode(self._facts)))
         return text_segment((self.vocabulary.special(_BEGIN), *ids))
+
+    def instruction(self, text: str) -> Segment:
+        """The tokens of an instruction; may be empty."""
+        ids = self.vocabulary.text(self._encode(text.strip()))
+        if self.config.separator and self.layout.instruction == "last":
+            ids = (*ids, self.vocabulary.special(_ACT))
+        return text_segment(ids)
+
+    def summary(self, text: str) -> Segment:
+        """The tokens of a summary of earlier steps; may be empty."""
+        return text_segment(self.vocabulary.text(self._encode(text.strip())))
 
     def observation(self, rows: Sequence[int], pose: Pose, start: Pose) -> Frames:
         """The tokens of one step's images; `rows` are their frame rows in order of `streams`."""
@@ -173,7 +169,7 @@ class PromptBuilder:
             full.append(frame_segment(placeholder, row, self.num_full))
             if self.num_pooled:
                 pooled.append(frame_segment(placeholder, row, self.num_pooled, first=self.num_full))
-        if self.config.separator:
+        if self.config.separator and self.layout.instruction == "first":
             full.append(text_segment([self.vocabulary.special(_ACT)]))
         whole = concatenate(*full)
         if not self.num_pooled:
@@ -192,7 +188,7 @@ class PromptBuilder:
         """All segments of a recorded step."""
         full, pooled = self.observation(rows, step.pose, start)
         labels = tuple(
-            self.action(self.action_space.label(step.pose, label), is_supervised=True)
+            Label(self.action(self.action_space.label(step.pose, label), is_supervised=True))
             for label in step.labels
         )
         if self.layout.actions == "visible":
@@ -219,14 +215,18 @@ class PromptBuilder:
                 step_rows.append(rows.setdefault((stream, step.frames[stream]), len(rows)))
             steps.append(self.step(step, step_rows, episode.start_pose))
         keys = tuple(key for _, key in rows)
-        return EpisodeTokens(self.root(episode.instruction), tuple(steps)), keys
+        instructions = (self.instruction(episode.instruction),)
+        return EpisodeTokens(self.root(), instructions, tuple(steps)), keys
 
     def paths(
         self, episode: Episode, *, supervise: str = "own"
     ) -> tuple[tuple[Path, ...], tuple[str, ...]]:
         """The paths of an episode under the layout, and its frame keys."""
         tokens, keys = self.episode(episode)
-        return self.layout.paths(tokens, supervise=supervise), keys
+        return paths_of(tokens, self.layout, supervise=supervise), keys
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text)) if text else ()
 
 
 def _streams(embodiment: Embodiment, config: PromptConfig) -> tuple[str, ...]:

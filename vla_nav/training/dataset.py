@@ -90,16 +90,17 @@ class RecordedTrees:
             per_step += len(frames.pooled)
         if builder.layout.actions == "visible":
             per_step += space.max_length
-        roots = [len(builder.root(text)) for text in self.episodes.instructions()]
+        root = len(builder.root())
+        roots = [root + len(builder.instruction(text)) for text in self.episodes.instructions()]
         return np.array(roots) + per_step * self.episodes.num_steps
 
     def text_ids(self, indices: Sequence[int]) -> set[int]:
         """Rows of the text table that the instructions of some episodes use."""
         texts = self.episodes.instructions()
         num_own = self.builder.vocabulary.num_own
-        used: set[int] = set()
+        used: set[int] = set(self.builder.root().token_ids.tolist())
         for text in {texts[index] for index in indices}:
-            used.update(self.builder.root(text).token_ids.tolist())
+            used.update(self.builder.instruction(text).token_ids.tolist())
         # Own tokens look up row 0 as well, and then do not show it (see models/vla.py).
         return {0, *(token - num_own for token in used if token >= num_own)}
 

@@ -1,7 +1,10 @@
 """Episodes as trees: history policies -> paths -> prefix tree -> one packed sequence."""
 
+from vla_nav.tree.contexts import context_of, seen_steps, summary_step
+from vla_nav.tree.episode import Branch, EpisodeTokens, Label, StepTokens
 from vla_nav.tree.flatten import flatten, path_supervision, path_token_index
-from vla_nav.tree.history import EpisodeTokens, StepTokens, paths_of
+from vla_nav.tree.history import paths_of
+from vla_nav.tree.layout import Layout, every_layout
 from vla_nav.tree.packing import PackedPolicy, PackedTree, pack
 from vla_nav.tree.prefix_tree import PolicyTargets, PrefixTree
 from vla_nav.tree.stats import FlopModel, TreeStats, flop_bound, total_stats, tree_stats
@@ -16,8 +19,11 @@ from vla_nav.tree.types import (
 )
 
 __all__ = [
+    "Branch",
     "EpisodeTokens",
     "FlopModel",
+    "Label",
+    "Layout",
     "PackedPolicy",
     "PackedTree",
     "Path",
@@ -29,6 +35,8 @@ __all__ = [
     "TreeStats",
     "Trunk",
     "concatenate",
+    "context_of",
+    "every_layout",
     "flatten",
     "flop_bound",
     "frame_segment",
@@ -36,6 +44,8 @@ __all__ = [
     "path_supervision",
     "path_token_index",
     "paths_of",
+    "seen_steps",
+    "summary_step",
     "text_segment",
     "total_stats",
     "tree_stats",
