@@ -19,7 +19,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -39,7 +39,18 @@ from vla_nav.commands.overrides import (
 )
 from vla_nav.errors import UserError
 
-__all__ = ["compose_config", "conf_dir", "encoder_keywords", "instantiate", "plain", "run"]
+if TYPE_CHECKING:
+    from vla_nav.tree.layout import Layout
+
+__all__ = [
+    "compose_config",
+    "conf_dir",
+    "encoder_keywords",
+    "instantiate",
+    "plain",
+    "run",
+    "tree_layout",
+]
 
 ENCODER = "vla_nav.vision.encoder.TimmEncoder"
 _NO_CHECK = {"--help", "-h", "--hydra-help", "--shell-completion", "-sc", "--version", "--info"}
@@ -118,6 +129,13 @@ def encoder_keywords(node: DictConfig) -> dict[str, Any]:
             "encoder here (vision=vit_48), which finds the cached pixels by itself"
         )
     return {key: value for key, value in plain(node).items() if key[0] != "_"}
+
+
+def tree_layout(node: DictConfig) -> Layout:
+    """The layout that a `tree` node describes; its other keys say how trees are made of it."""
+    from vla_nav.tree.layout import LAYOUT_KEYS, Layout
+
+    return Layout(**{key: value for key, value in plain(node).items() if key in LAYOUT_KEYS})
 
 
 def _make_output_folder(config: DictConfig) -> None:

@@ -8,10 +8,9 @@ from omegaconf import DictConfig
 def main(cfg: DictConfig) -> int:
     from pathlib import Path
 
-    from vla_nav.commands.compose import encoder_keywords, instantiate
+    from vla_nav.commands.compose import encoder_keywords, instantiate, tree_layout
     from vla_nav.errors import UserError
     from vla_nav.files import write_json
-    from vla_nav.models.prompt import Layout
     from vla_nav.training.data_stats import data_stats, stats_table
 
     count = cfg.stats.max_episodes
@@ -23,7 +22,7 @@ def main(cfg: DictConfig) -> int:
         model=instantiate(cfg.models),
         encoder=encoder_keywords(cfg.vision),
         action_space=instantiate(cfg.actions),
-        layout=Layout(cfg.tree.history, cfg.tree.actions),
+        layout=tree_layout(cfg.tree),
         supervise=cfg.tree.supervise,
         max_episodes=count,
     )

@@ -6,8 +6,7 @@ from omegaconf import DictConfig
 
 
 def main(cfg: DictConfig) -> int:
-    from vla_nav.commands.compose import encoder_keywords, instantiate, plain
-    from vla_nav.models.prompt import Layout
+    from vla_nav.commands.compose import encoder_keywords, instantiate, plain, tree_layout
     from vla_nav.training.fit import Recipe, fit
     from vla_nav.training.run_folder import describe
 
@@ -19,7 +18,7 @@ def main(cfg: DictConfig) -> int:
         model=instantiate(cfg.models),
         encoder=encoder_keywords(cfg.vision),
         action_space=instantiate(cfg.actions),
-        layout=Layout(cfg.tree.history, cfg.tree.actions),
+        layout=tree_layout(cfg.tree),
         settings=instantiate(cfg.training, normalisation=cfg.losses.normalisation),
         supervise=cfg.tree.supervise,
         attention=cfg.attention.name,

@@ -8,9 +8,8 @@ from omegaconf import DictConfig
 def main(cfg: DictConfig) -> int:
     from pathlib import Path
 
-    from vla_nav.commands.compose import encoder_keywords, instantiate
+    from vla_nav.commands.compose import encoder_keywords, instantiate, tree_layout
     from vla_nav.files import write_json
-    from vla_nav.models.prompt import Layout
     from vla_nav.verification.report import as_values, render
     from vla_nav.verification.run import VerifyRecipe, verify
 
@@ -18,7 +17,7 @@ def main(cfg: DictConfig) -> int:
         model=instantiate(cfg.models),
         encoder=encoder_keywords(cfg.vision),
         action_space=instantiate(cfg.actions),
-        layout=Layout(cfg.tree.history, cfg.tree.actions),
+        layout=tree_layout(cfg.tree),
         supervise=cfg.tree.supervise,
         attention=cfg.attention.name,
         normalisation=cfg.losses.normalisation,
@@ -29,8 +28,12 @@ def main(cfg: DictConfig) -> int:
     )
     findings = verify(recipe)
     source = "generated episodes" if recipe.data_path is None else f"{recipe.data_path}"
-    layout = f"history {cfg.tree.history}, actions {cfg.tree.actions}"
-    print(render(findings, title=f"packed tree against flat paths, float64: {layout}, {source}"))
+    print(
+        render(
+            findings,
+            title=f"packed tree against flat paths, float64: {recipe.layout.name}, {source}",
+        )
+    )
     target = Path(cfg.paths.output_dir) / "verify.json"
     write_json(target, as_values(findings))
     violated = sum(not finding.is_ok for finding in findings)
