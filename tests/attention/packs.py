@@ -44,12 +44,17 @@ def padded_to(size: int, seed: int) -> PackedTree:
 def random_qkv(
     packed: PackedTree, *, heads: int = 4, kv_heads: int = 2, dim: int = 8, batch: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k, v with gradients and an output gradient, float64."""
+    """q, k, v with gradients and an output gradient, float64; keys of the prefix first."""
     generator = torch.Generator().manual_seed(len(packed.token_ids))
-    shape = (batch, len(packed.token_ids))
+    num_tokens, num_prefix = len(packed.subtree_end), len(packed.prefix_end)
     q, k, v, grad = (
-        torch.randn(*shape, h, dim, dtype=torch.float64, generator=generator)
-        for h in (heads, kv_heads, kv_heads, heads)
+        torch.randn(batch, length, h, dim, dtype=torch.float64, generator=generator)
+        for length, h in (
+            (num_tokens, heads),
+            (num_prefix + num_tokens, kv_heads),
+            (num_prefix + num_tokens, kv_heads),
+            (num_tokens, heads),
+        )
     )
     return q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), grad
 

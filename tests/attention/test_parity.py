@@ -112,7 +112,7 @@ def test_wrong_shapes_are_refused(name):
     packed = pack([chain(5)])
     plan = found.plan(packed)
     q, k, v, _ = random_qkv(packed)
-    with pytest.raises(ValueError, match="4 tokens, but the plan is for 5"):
+    with pytest.raises(ValueError, match="q has 4 and k 4 tokens, but the plan is for 5"):
         found.attend(q[:, :4], k[:, :4], v[:, :4], plan)
     with pytest.raises(ValueError, match="does not fit"):
         found.attend(q[:, :, :3], k, v, plan)

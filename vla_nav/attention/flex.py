@@ -59,6 +59,11 @@ class FlexPlan:
         """T, the pack's length."""
         return self.length
 
+    @property
+    def num_prefix(self) -> int:
+        """P."""
+        return 0
+
     @cached_property
     def block_mask(self) -> BlockMask:
         """The block mask on this plan's device, built once."""
@@ -107,8 +112,16 @@ def padded_length(num_tokens: int) -> int:
     return _bucket(blocks) * BLOCK_SIZE
 
 
+def padded_prefix(num_prefix: int) -> int:
+    """The smallest bucket that holds a prefix: whole blocks, 8 buckets per doubling; 0 stays 0."""
+    blocks = -(-num_prefix // BLOCK_SIZE)
+    return _bucket(blocks) * BLOCK_SIZE if blocks else 0
+
+
 def plan(packed: PackedTree) -> FlexPlan:
     """Block lists of the pack, padded to whole blocks by tokens that see themselves only."""
+    if len(packed.prefix_end):
+        raise ValueError("flex plans have no prefix yet")
     length = len(packed.subtree_end)
     size = -(-length // BLOCK_SIZE) * BLOCK_SIZE
     subtree_end = np.arange(1, size + 1, dtype=np.int32)
@@ -146,7 +159,7 @@ def attend(
 ) -> torch.Tensor:
     """q (B, T, H, D), k and v (B, T, Hkv, D) -> (B, T, H, D). CUDA only."""
     BACKEND.check_device(q.device)
-    heads, kv_heads = check_shapes(q, k, v, plan.num_tokens)
+    heads, kv_heads = check_shapes(q, k, v, plan.num_tokens, plan.num_prefix)
     length = plan.num_tokens
     extra = len(plan.subtree_end) - length
     if extra:
@@ -174,4 +187,4 @@ def _compiled() -> Any:
     return torch.compile(flex_attention, dynamic=True)
 
 
-BACKEND = Backend("flex", plan, attend, padded_length, ("cuda",))
+BACKEND = Backend("flex", plan, attend, padded_length, ("cuda",), padded_prefix)

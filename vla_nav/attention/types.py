@@ -1,6 +1,7 @@
 """What every attention backend offers, and the geometry checks that they share.
 
-Axis legend: B batch, T packed tokens, H query heads, Hkv key/value heads, D head dim.
+Axis legend: B batch, Q own tokens of a pack, P prefix (gateway) tokens, H query heads, Hkv
+key/value heads, D head dim.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ class Plan(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """T, padding included."""
+        """Q, padding included: the rows of q."""
+        ...
+
+    @property
+    def num_prefix(self) -> int:
+        """P: keys before those of the pack's own tokens, padding included."""
         ...
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
@@ -34,13 +40,14 @@ class Plan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One implementation of attention over a pack.
+    """One implementation of attention over a pack, or over a partition with keys before it.
 
-    plan(packed) -> Plan, on the CPU.
-    attend(q, k, v, plan, scale) -> out: q (B, T, H, D), k and v (B, T, Hkv, D), out (B, T, H, D);
-    H is a multiple of Hkv; scale None = D ** -0.5; differentiable in q, k and v.
+    plan(packed) -> Plan, on the CPU; P is the length of packed.prefix_end.
+    attend(q, k, v, plan, scale) -> out: q (B, Q, H, D), k and v (B, P+Q, Hkv, D), the prefix first,
+    out (B, Q, H, D); H is a multiple of Hkv; scale None = D ** -0.5; differentiable in q, k and v.
     padded_length(num_tokens): the length to pad a pack to (`pack(..., pad_to=)`).
     device_types: where `attend` runs, forward and backward.
+    padded_prefix(P): the length to pad a prefix to: keys and values by zeros, prefix_end by 0.
     """
 
     name: str
@@ -48,6 +55,7 @@ class Backend:
     attend: Callable[..., torch.Tensor]
     padded_length: Callable[[int], int]
     device_types: tuple[str, ...]
+    padded_prefix: Callable[[int], int]
 
     def check_device(self, device: torch.device | str) -> None:
         """Raise `UserError`, naming a backend that does, where this one does not run there."""
@@ -60,23 +68,26 @@ class Backend:
 
 
 def check_shapes(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_tokens: int
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_tokens: int, num_prefix: int
 ) -> tuple[int, int]:
-    """(H, Hkv) of well-formed q, k, v for a plan of `num_tokens`; `ValueError` otherwise."""
+    """(H, Hkv) of well-formed q, k, v for a plan of Q and P tokens; `ValueError` otherwise."""
     if q.dim() != 4 or k.shape != v.shape or k.dim() != 4:
         raise ValueError(
-            "attention wants q (B, T, H, D), k and v (B, T, Hkv, D), got "
+            "attention wants q (B, Q, H, D), k and v (B, P+Q, Hkv, D), got "
             f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         )
     heads, kv_heads = q.shape[2], k.shape[2]
-    is_same = (q.shape[0], q.shape[1], q.shape[3]) == (k.shape[0], k.shape[1], k.shape[3])
+    is_same = (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])
     if not is_same or heads % kv_heads != 0:
         raise ValueError(f"q {tuple(q.shape)} does not fit k {tuple(k.shape)}")
-    if q.shape[1] != num_tokens:
-        raise ValueError(f"q has {q.shape[1]} tokens, but the plan is for {num_tokens}")
+    if q.shape[1] != num_tokens or k.shape[1] != num_prefix + num_tokens:
+        raise ValueError(
+            f"q has {q.shape[1]} and k {k.shape[1]} tokens, but the plan is for {num_tokens} "
+            f"behind a prefix of {num_prefix}"
+        )
     return heads, kv_heads
 
 
 def same_length(num_tokens: int) -> int:
-    """`padded_length` of backends that take any length."""
+    """`padded_length` and `padded_prefix` of backends that take any length."""
     return num_tokens
