@@ -97,6 +97,6 @@ def test_a_long_root_is_read_in_pieces(monkeypatch):
     (model, builder), _ = small(space)
     found, source = episode(4, space)
     whole = replay(VLAPolicy(model, builder), found, source)
-    monkeypatch.setattr("vla_nav.models.policy._PREFILL_TOKENS", 3)
+    monkeypatch.setattr("vla_nav.models.incremental._PREFILL_TOKENS", 3)
     pieces = replay(VLAPolicy(model, builder), found, source)
     assert differences(pieces, whole) < TOLERANCE

@@ -1,14 +1,16 @@
-"""The policy's memory: keys and values of every slot's trunk, and attention over them.
+"""The policy's memory: keys and values of every slot's context, and attention over them.
 
-    row (one per slot)   trunk k, v (after RoPE)             | leaf, overwritten by the next step
-                         0 ................... length[row]-1 | length[row] ...
+    row (one per slot)   keys and values (after RoPE)
+                         0 .................. length[row]-1 | length[row] ...
+                         what the row holds                 | the next tokens are written here
 
-    one call, ragged:    row 0: 3 trunk tokens + 0 leaf      queries are right-padded to one length;
-                         row 1: 41 trunk tokens + 0 leaf     a query sees keys at places <= its own
+    keep(row, 5)         0 1 2 3 4 | forgotten                a rewritten context: drop its end
 
-A step appends its trunk tokens for good (`commit`) and writes leaf tokens behind them; dropping
-the leaf is forgetting its length. Query heads of one key head are folded into the query axis, so
-keys are never repeated.
+    one call, ragged:    row 0:  3 new tokens                 queries are right-padded to one count;
+                         row 1: 41 new tokens                 a query sees keys at places <= its own
+
+Forgetting is setting the length: what is written later overwrites the places. Query heads of one
+key head are folded into the query axis, so keys are never repeated.
 
 Axes: B rows of a call, N queries of a row, S places, H query heads, K key heads, D head size.
 """
@@ -27,9 +29,9 @@ from vla_nav.models.backbone import Attend
 _FIRST_CAPACITY = 128
 
 
-class TrunkCache:
+class SlotCache:
     """Keys and values by layer, (rows, K, capacity, D), made at the first call and grown by
-    doubling. `length` (rows,) int64 counts the trunk's tokens."""
+    doubling. `length` (rows,) int64 counts the tokens that each row holds."""
 
     def __init__(self, num_layers: int) -> None:
         self.length = np.zeros(0, dtype=np.int64)
@@ -37,20 +39,26 @@ class TrunkCache:
         self._values: list[Tensor | None] = [None] * num_layers
 
     def clear(self, row: int) -> None:
-        """Start an empty trunk in `row`."""
+        """Forget all that `row` holds; a row of any number may be new."""
         if row >= len(self.length):
             self.length = np.append(self.length, np.zeros(row + 1 - len(self.length), np.int64))
         self.length[row] = 0
 
-    def commit(self, row: int, num_tokens: int) -> None:
-        """Keep the first `num_tokens` places written behind the trunk of `row`."""
-        self.length[row] += num_tokens
+    def keep(self, row: int, num_tokens: int) -> None:
+        """Forget what `row` holds behind its first `num_tokens` tokens."""
+        assert 0 <= num_tokens <= self.length[row], (num_tokens, self.length[row])
+        self.length[row] = num_tokens
 
-    def attend(self, rows: Sequence[int], starts: np.ndarray, counts: np.ndarray) -> Attend:
-        """Attention of one call: row b has counts[b] new tokens at places starts[b] onward.
+    def commit(self, rows: Sequence[int], counts: np.ndarray) -> None:
+        """Hold the counts[b] tokens that the last call wrote behind each row."""
+        self.length[np.asarray(rows)] += counts
 
-        rows (B,) distinct, ascending; starts, counts (B,) int64, counts may be 0.
+    def attend(self, rows: Sequence[int], counts: np.ndarray) -> Attend:
+        """Attention of one call: row b has counts[b] new tokens behind what it holds.
+
+        rows (B,) distinct, ascending; counts (B,) int64, may be 0 but not all.
         """
+        starts = self.length[np.asarray(rows)]
         num_places = int((starts + counts).max())
         width = int(counts.max())
         offsets = np.arange(width)
