@@ -23,13 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
-from vla_nav.tree.trie import FrameMerging, Place, Span, TrieNode, merge_paths
-from vla_nav.tree.types import BoolArray, Float32Array, FloatArray, Int32Array, IntArray, Path
+from vla_nav.tree.preorder import gather_tokens, lay_out
+from vla_nav.tree.spans import number_spans, span_sums, span_tokens
+from vla_nav.tree.trie import FrameMerging, Place, Span, merge_paths
+from vla_nav.tree.types import Float32Array, FloatArray, Int32Array, IntArray, Path
 
 
 class PolicyTargets(NamedTuple):
@@ -112,145 +113,82 @@ class PrefixTree:
         if not paths:
             raise ValueError("a prefix tree needs at least one path")
         root, ends = merge_paths(paths, frame_merging)
-        layout = _lay_out(root)
-        pieces = layout.pieces
-        token_ids = np.concatenate([p.segment.token_ids[_slice(p)] for p in pieces])
-        frame_index = np.concatenate([p.segment.frame_index[_slice(p)] for p in pieces])
-        patch_index = np.concatenate([p.segment.patch_index[_slice(p)] for p in pieces])
-        num_used = int(frame_index.max()) + 1
+        order = lay_out(root)
+        tokens = gather_tokens(order.pieces)
+        num_tokens = len(tokens.token_ids)
+        num_used = int(tokens.frame_index.max()) + 1
         if num_frames is None:
             num_frames = max(num_used, 0)
         elif num_used > num_frames:
             raise ValueError(f"frame_index {num_used - 1} is outside a table of {num_frames}")
-        num_tokens = len(token_ids)
-        node_start = np.array([*layout.node_start, num_tokens], dtype=np.int64)
-        node_parent = np.array(layout.node_parent, dtype=np.int64)
+        node_start = np.array([*order.node_start, num_tokens], dtype=np.int64)
+        node_parent = np.array(order.node_parent, dtype=np.int64)
         lengths = np.diff(node_start)
-        shift = np.array(layout.node_depth, dtype=np.int64) - node_start[:-1]
+        shift = np.array(order.node_depth, dtype=np.int64) - node_start[:-1]
         position_ids = np.arange(num_tokens, dtype=np.int64) + np.repeat(shift, lengths)
-        subtree_end = np.repeat(np.array(layout.node_end, dtype=np.int32), lengths)
 
-        order = _path_order(paths, ends)
-        coefficient = np.array([paths[k].coefficient for k in order], dtype=np.float64)
-        advantage = _advantages([paths[k] for k in order])
-        spans = _number_spans([ends[k].span for k in order])
-        columns = [coefficient]
-        if advantage is not None:
-            columns += [coefficient * advantage.clip(0), coefficient * advantage.clip(None, 0)]
-        weights, is_target = _token_sums(spans, columns, node_start, node_parent, num_tokens)
+        source = _path_order(paths, ends, position_ids)
+        coefficient = np.array([paths[k].coefficient for k in source], dtype=np.float64)
+        advantage = _advantages([paths[k] for k in source])
+        spans = number_spans([ends[k].span for k in source])
+        taught = span_tokens(spans.stop, spans.length, node_start, node_parent)
+        is_target = np.zeros(num_tokens, dtype=np.bool_)
+        is_target[taught.tokens] = True
         target_index = np.flatnonzero(is_target)
-        predictor_index = target_index - 1
-        is_first = position_ids[target_index] == 0
-        if is_first.any():
+        if (position_ids[target_index] == 0).any():
             raise ValueError("the first token of a path is supervised: nothing can predict it")
-        # A target that opens its node is predicted by the last token of the parent node.
-        node = np.searchsorted(node_start, target_index, side="right") - 1
-        opens = node_start[node] == target_index
-        predictor_index[opens] = node_start[node_parent[node[opens]] + 1] - 1
-        log_probs = _log_probs(pieces)
+
+        def sums(values: FloatArray) -> FloatArray:
+            """(M,) sums of the paths' values (K,) over the paths that supervise each target."""
+            per_token = np.repeat(span_sums(spans, values), spans.length)
+            total: FloatArray = np.bincount(taught.tokens, per_token, num_tokens).astype(np.float64)
+            return total[target_index]
+
         policy = None
         if advantage is not None:
-            absent = np.full(len(target_index), np.nan, np.float32)
             policy = PolicyTargets(
-                weights[1][target_index],
-                weights[2][target_index],
-                absent if log_probs is None else log_probs[target_index],
+                sums(coefficient * np.maximum(advantage, 0)),
+                sums(coefficient * np.minimum(advantage, 0)),
+                np.full(len(target_index), np.nan, dtype=np.float32)
+                if tokens.log_probs is None
+                else tokens.log_probs[target_index],
             )
         return PrefixTree(
-            token_ids=token_ids,
-            frame_index=frame_index,
-            patch_index=patch_index,
+            token_ids=tokens.token_ids,
+            frame_index=tokens.frame_index,
+            patch_index=tokens.patch_index,
             position_ids=position_ids,
-            subtree_end=subtree_end,
+            subtree_end=np.repeat(np.array(order.node_end, dtype=np.int32), lengths),
             node_start=node_start,
             node_parent=node_parent,
-            path_node=np.array([ends[k].node.node for k in order], dtype=np.int64),
+            path_node=np.array([ends[k].node.node for k in source], dtype=np.int64),
             path_coefficient=coefficient,
-            path_source=np.array(order, dtype=np.int64),
+            path_source=np.array(source, dtype=np.int64),
             path_span=spans.head,
             target_index=target_index,
-            predictor_index=predictor_index,
-            loss_weights=weights[0][target_index],
+            predictor_index=_predictors(target_index, node_start, node_parent),
+            loss_weights=sums(coefficient),
             span_stop=spans.stop,
             span_length=spans.length,
             span_previous=spans.previous,
             num_frames=num_frames,
-            log_probs=log_probs,
+            log_probs=tokens.log_probs,
             path_advantage=advantage,
             policy=policy,
         )
 
 
-class _Layout(NamedTuple):
-    """Trie nodes in pack order, and the nodes (maximal unbranched runs) that they form."""
-
-    pieces: list[TrieNode]
-    node_start: list[int]
-    node_parent: list[int]
-    node_depth: list[int]
-    node_end: list[int]
-
-
-class _Spans(NamedTuple):
-    """Supervised spans numbered so that `previous` is always the smaller number; head (K,)."""
-
-    head: IntArray
-    stop: IntArray
-    length: IntArray
-    previous: IntArray
+def _predictors(target_index: IntArray, node_start: IntArray, node_parent: IntArray) -> IntArray:
+    """(M,) the token before each target on its path: for a target that opens its node, the last
+    token of the parent node."""
+    predictor = target_index - 1
+    node = np.searchsorted(node_start, target_index, side="right") - 1
+    opens = node_start[node] == target_index
+    predictor[opens] = node_start[node_parent[node[opens]] + 1] - 1
+    return predictor
 
 
-def _slice(piece: TrieNode) -> slice:
-    return slice(piece.start, piece.start + piece.length)
-
-
-def _lay_out(root: TrieNode) -> _Layout:
-    """Weigh the subtrees, then walk pre-order, heaviest child first."""
-    walk, stack = [], [root]
-    while stack:
-        piece = stack.pop()
-        piece.weight = piece.length
-        walk.append(piece)
-        stack.extend(piece.children.values())
-    for piece in reversed(walk):
-        if piece.parent is not None:
-            piece.parent.weight += piece.weight
-
-    layout = _Layout([], [], [], [], [])
-    index = 0
-    stack = _lightest_first(root)
-    while stack:
-        piece = stack.pop()
-        parent = piece.parent
-        assert parent is not None
-        piece.index = index
-        piece.depth = parent.depth + parent.length
-        if parent is root or parent.is_path_end or len(parent.children) > 1:
-            piece.node = len(layout.node_start)
-            layout.node_start.append(index)
-            layout.node_parent.append(parent.node)
-            layout.node_depth.append(piece.depth)
-            layout.node_end.append(index + piece.weight)
-        else:
-            piece.node = parent.node
-        layout.pieces.append(piece)
-        index += piece.length
-        stack.extend(_lightest_first(piece))
-    return layout
-
-
-def _lightest_first(piece: TrieNode) -> list[TrieNode]:
-    """The children for a stack: heaviest last. Siblings always differ in their merge keys."""
-    if len(piece.children) < 2:
-        return list(piece.children.values())
-    keyed = [
-        (-child.weight, isinstance(key, tuple), key, child) for key, child in piece.children.items()
-    ]
-    keyed.sort(key=itemgetter(0, 1, 2), reverse=True)
-    return [child for *_, child in keyed]
-
-
-def _path_order(paths: Sequence[Path], ends: list[Place]) -> list[int]:
+def _path_order(paths: Sequence[Path], ends: list[Place], position_ids: IntArray) -> list[int]:
     """Path numbers by end, coefficient, advantage and supervision: in whatever order given."""
     brief = [
         (end.node.index, path.coefficient, path.advantage or 0.0)
@@ -258,37 +196,20 @@ def _path_order(paths: Sequence[Path], ends: list[Place]) -> list[int]:
     ]
     if len(set(brief)) == len(brief):
         return sorted(range(len(brief)), key=brief.__getitem__)
-    full = [(*key, _supervised(end.span)) for key, end in zip(brief, ends, strict=True)]
+    full = [
+        (*key, _supervised(end.span, position_ids)) for key, end in zip(brief, ends, strict=True)
+    ]
     return sorted(range(len(full)), key=full.__getitem__)
 
 
-def _supervised(span: Span | None) -> list[tuple[int, int]]:
+def _supervised(span: Span | None, position_ids: IntArray) -> list[tuple[int, int]]:
+    """(depth of the last token, length) of every span of a path, last first."""
     found = []
     while span is not None:
-        found.append((span.node.depth + span.node.length, span.length))
+        last = span.node.index + span.node.length - 1
+        found.append((int(position_ids[last]), span.length))
         span = span.previous
     return found
-
-
-def _number_spans(heads: list[Span | None]) -> _Spans:
-    number: dict[int, int] = {}  # id(span) -> number
-    head: list[int] = []
-    stop: list[int] = []
-    length: list[int] = []
-    previous: list[int] = []
-    for last in heads:
-        chain = []
-        span = last
-        while span is not None and id(span) not in number:
-            chain.append(span)
-            span = span.previous
-        for link in reversed(chain):
-            number[id(link)] = len(stop)
-            stop.append(link.node.index + link.node.length)
-            length.append(link.length)
-            previous.append(-1 if link.previous is None else number[id(link.previous)])
-        head.append(-1 if last is None else number[id(last)])
-    return _Spans(*(np.array(column, dtype=np.int64) for column in (head, stop, length, previous)))
 
 
 def _advantages(paths: Sequence[Path]) -> FloatArray | None:
@@ -299,62 +220,3 @@ def _advantages(paths: Sequence[Path]) -> FloatArray | None:
             f"all paths of a tree have an advantage or none has: {len(values)} of {len(paths)} have"
         )
     return np.array(values, dtype=np.float64) if values else None
-
-
-def _log_probs(pieces: list[TrieNode]) -> Float32Array | None:
-    """(T,) log-probabilities of the tokens, or None where none has any."""
-    if all(piece.segment.log_probs is None for piece in pieces):
-        return None
-    parts = []
-    for piece in pieces:
-        given = piece.segment.log_probs
-        absent = np.full(piece.length, np.nan, np.float32)
-        parts.append(absent if given is None else given[_slice(piece)])
-    return np.concatenate(parts)
-
-
-def _token_sums(
-    spans: _Spans,
-    columns: list[FloatArray],
-    node_start: IntArray,
-    node_parent: IntArray,
-    num_tokens: int,
-) -> tuple[list[FloatArray], BoolArray]:
-    """For each column (K,) the (T,) sums over the paths that supervise the token; and (T,) whether
-    any path does.
-
-    A span's value is the sum over the paths that hold it: those that end on it, and those of every
-    span that follows it.
-    """
-    sums = np.zeros((len(spans.stop), len(columns)))
-    has_span = spans.head >= 0
-    for k, column in enumerate(columns):
-        np.add.at(sums[:, k], spans.head[has_span], column[has_span])
-    previous = spans.previous.tolist()
-    for last in range(len(previous) - 1, -1, -1):
-        if previous[last] >= 0:
-            sums[previous[last]] += sums[last]
-    is_target = np.zeros(num_tokens, dtype=np.bool_)
-    found = [np.zeros(num_tokens) for _ in columns]
-    number, stop, left = np.arange(len(spans.stop)), spans.stop, spans.length
-    node = np.searchsorted(node_start, stop, side="left") - 1
-    while len(number):  # one round per node that a span touches
-        start = np.maximum(stop - left, node_start[node])
-        index = _ranges(start, stop)
-        is_target[index] = True
-        for k, total in enumerate(found):
-            values = np.repeat(sums[number, k], stop - start)
-            total += np.bincount(index, weights=values, minlength=num_tokens)
-        left = left - (stop - start)
-        more = left > 0
-        number, left, node = number[more], left[more], node_parent[node[more]]
-        stop = node_start[node + 1]
-    return found, is_target
-
-
-def _ranges(start: IntArray, stop: IntArray) -> IntArray:
-    """start[0] .. stop[0] - 1, start[1] .. stop[1] - 1, ... one behind the other."""
-    lengths = stop - start
-    before = np.cumsum(lengths) - lengths
-    within: IntArray = np.arange(int(lengths.sum()), dtype=np.int64)
-    return within + np.repeat(start - before, lengths)

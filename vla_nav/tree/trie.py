@@ -32,7 +32,6 @@ class TrieNode:
 
     __slots__ = (
         "children",
-        "depth",
         "index",
         "is_path_end",
         "length",
@@ -51,7 +50,6 @@ class TrieNode:
         self.children: dict[Hashable, TrieNode] = {}
         self.is_path_end = False
         self.weight = 0  # tokens of the subtree
-        self.depth = 0  # tokens before this node on its path
         self.index = 0  # place of its first token in the pack
         self.node = -1  # number of the node of the prefix tree that it belongs to
 
@@ -88,9 +86,9 @@ def merge_paths(paths: Sequence[Path], frame_merging: FrameMerging) -> tuple[Tri
     ends: list[Place] = []
     for path in paths:
         if frame_merging == "atomic":
-            place = _walk(start, _atomic_segments(path, atoms), is_atomic=True)
+            place = _walk_atomic(start, _atomic_segments(path, atoms))
         else:
-            place = _walk(_trunk_end(path.trunk, start, known), path.segments, is_atomic=False)
+            place = _walk(_trunk_end(path.trunk, start, known), path.segments)
         if place.node is root:
             raise ValueError("a path needs at least one token")
         place.node.is_path_end = True
@@ -101,29 +99,51 @@ def merge_paths(paths: Sequence[Path], frame_merging: FrameMerging) -> tuple[Tri
 def _trunk_end(trunk: Trunk | None, start: Place, known: dict[int, Place]) -> Place:
     """Where `trunk` ends; walks only the links not yet known."""
     links: list[Trunk] = []
-    while trunk is not None and id(trunk) not in known:
+    while trunk is not None:
+        place = known.get(id(trunk))
+        if place is not None:
+            break
         links.append(trunk)
         trunk = trunk.parent
-    place = start if trunk is None else known[id(trunk)]
+    else:
+        place = start
     for link in reversed(links):
-        place = known[id(link)] = _walk(place, (link.segment,), is_atomic=False)
+        place = known[id(link)] = _walk(place, (link.segment,))
     return place
 
 
-def _walk(place: Place, segments: Iterable[Segment], *, is_atomic: bool) -> Place:
+def _walk(place: Place, segments: Iterable[Segment]) -> Place:
+    """Read `segments` on from `place`. Nearly all the work of merging is this loop."""
     node, span = place
     for segment in segments:
-        if len(segment) == 0:
+        keys, first, length = segment.merge_keys
+        if length == 0:
             continue
-        node = _extend_atomic(node, segment) if is_atomic else _extend(node, segment)
+        child = node.children.get(first)
+        if child is None:
+            child = TrieNode(segment, 0, length, node)
+            node.children[first] = child
+            node = child
+        elif child.segment is segment and child.length == length:
+            node = child
+        else:
+            node = _extend(node, segment, keys)
+        if segment.is_supervised:
+            span = Span(node, length, span)
+    return Place(node, span)
+
+
+def _walk_atomic(place: Place, segments: Iterable[Segment]) -> Place:
+    node, span = place
+    for segment in segments:
+        node = _extend_atomic(node, segment)
         if segment.is_supervised:
             span = Span(node, len(segment), span)
     return Place(node, span)
 
 
-def _extend(node: TrieNode, segment: Segment) -> TrieNode:
-    """The node at whose end `segment`, read on from the end of `node`, ends."""
-    keys = segment.keys
+def _extend(node: TrieNode, segment: Segment, keys: IntArray) -> TrieNode:
+    """The node at whose end `segment` (its merge keys), read on from the end of `node`, ends."""
     position, stop = 0, len(keys)
     while position < stop:
         key = int(keys[position])
@@ -159,7 +179,7 @@ def _split(node: TrieNode, length: int) -> TrieNode:
 def _extend_atomic(node: TrieNode, segment: Segment) -> TrieNode:
     """As `_extend`; a frame's run of tokens is one key, so it is shared whole or not at all."""
     if segment.frame_index[0] < 0:
-        return _extend(node, segment)
+        return _extend(node, segment, segment.keys)
     key = (int(segment.frame_index[0]), segment.patch_index.tobytes())
     child = node.children.get(key)
     if child is None:

@@ -34,6 +34,15 @@ FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]
 
 
+class MergeKeys(NamedTuple):
+    """keys (n,) int64, the first of them (0 where n = 0), and n: Python numbers, as merging reads
+    them once per segment and path."""
+
+    keys: IntArray
+    first: int
+    length: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """A run of tokens, all supervised or none: the unit that prompt builders cache and share.
@@ -51,7 +60,7 @@ class Segment:
     patch_index: Int32Array
     is_supervised: bool = False
     log_probs: Float32Array | None = None
-    _keys: list[IntArray] = field(default_factory=list, init=False, repr=False)
+    _merge: list[MergeKeys] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         shape = self.token_ids.shape
@@ -68,12 +77,16 @@ class Segment:
 
     @property
     def keys(self) -> IntArray:
-        """(n,) int64 merge keys, computed once."""
-        if not self._keys:
-            self._keys.append(
-                token_keys(self.token_ids, self.frame_index, self.patch_index, self.log_probs)
-            )
-        return self._keys[0]
+        """(n,) int64 merge keys."""
+        return self.merge_keys.keys
+
+    @property
+    def merge_keys(self) -> MergeKeys:
+        """What merging reads of this segment, computed once."""
+        if not self._merge:
+            keys = token_keys(self.token_ids, self.frame_index, self.patch_index, self.log_probs)
+            self._merge.append(MergeKeys(keys, int(keys[0]) if len(keys) else 0, len(keys)))
+        return self._merge[0]
 
 
 def text_segment(
@@ -107,7 +120,7 @@ def concatenate(*segments: Segment) -> Segment:
         np.concatenate([segment.frame_index for segment in segments]),
         np.concatenate([segment.patch_index for segment in segments]),
         segments[0].is_supervised,
-        _joined_log_probs(segments),
+        joined_log_probs(segments),
     )
 
 
@@ -160,7 +173,7 @@ class Path:
             np.concatenate([segment.frame_index for segment in segments]),
             np.concatenate([segment.patch_index for segment in segments]),
             np.repeat([segment.is_supervised for segment in segments], list(map(len, segments))),
-            _joined_log_probs(segments),
+            joined_log_probs(segments),
         )
 
 
@@ -225,7 +238,7 @@ def _check_log_probs(log_probs: Float32Array, token_ids: IntArray, frame_index: 
         raise ValueError(f"a sampled token id must be below 2^31, got {token_ids.max()}")
 
 
-def _joined_log_probs(segments: Sequence[Segment]) -> Float32Array | None:
+def joined_log_probs(segments: Sequence[Segment]) -> Float32Array | None:
     """(n,) log-probabilities of the segments one behind the other; None where none has any."""
     if all(segment.log_probs is None for segment in segments):
         return None
