@@ -68,9 +68,9 @@ def paths_of(tokens: EpisodeTokens, layout: Layout, *, supervise: str = "own") -
     if supervise not in SUPERVISION:
         raise unknown_name("tree.supervise", supervise, SUPERVISION)
     lines = list(_lines(tokens))
-    if supervise == "all" and layout.actions == "visible":
-        taught: dict[int, StepTokens] = {}
-        lines = [line._replace(steps=_with_taught(line.steps, taught)) for line in lines]
+    if layout.actions == "visible":
+        known: dict[int, StepTokens] = {}
+        lines = [line._replace(steps=_as_taught(line.steps, supervise, known)) for line in lines]
     paths: list[Path] = []
     for instruction in tokens.instructions:
         for line in lines:
@@ -150,16 +150,19 @@ def _labelled(
         yield Path((*context, label.tokens), label.coefficient, trunk, label.advantage)
 
 
-def _with_taught(
-    steps: Sequence[StepTokens], known: dict[int, StepTokens]
+def _as_taught(
+    steps: Sequence[StepTokens], supervise: str, known: dict[int, StepTokens]
 ) -> tuple[StepTokens, ...]:
-    """The steps with executed actions as targets where a label taught them; equal steps are one."""
-    return tuple(known.setdefault(id(step), _taught(step)) for step in steps)
+    """The steps with executed actions as targets under `all` where a label taught them, and as
+    context else; equal steps are one."""
+    return tuple(known.setdefault(id(step), _taught(step, supervise)) for step in steps)
 
 
-def _taught(step: StepTokens) -> StepTokens:
+def _taught(step: StepTokens, supervise: str) -> StepTokens:
     executed = step.executed
-    is_taught = any(np.array_equal(executed.keys, label.tokens.keys) for label in step.labels)
+    is_taught = supervise == "all" and any(
+        np.array_equal(executed.keys, label.tokens.keys) for label in step.labels
+    )
     if executed.is_supervised == is_taught:
         return step
     return replace(step, executed=replace(executed, is_supervised=is_taught))
