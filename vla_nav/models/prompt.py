@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from vla_nav.actions.manoeuvre import grid_index
 from vla_nav.actions.types import Action, ActionSpace
 from vla_nav.episodes.types import Embodiment, Episode, Pose, Step
 from vla_nav.errors import UserError, unknown_name
+from vla_nav.models.summaries import summaries_of
 from vla_nav.models.tokenizer import Tokenizer
 from vla_nav.models.vocabulary import Vocabulary
 from vla_nav.tree import EpisodeTokens, Label, Layout, Path, Segment, StepTokens, paths_of
@@ -38,6 +40,7 @@ __all__ = ["Frames", "Layout", "PoseTokens", "PromptBuilder", "PromptConfig", "f
 
 FACTS = ("none", "compact", "full")
 _BEGIN, _ACT = "<begin>", "<act>"
+_EMPTY = text_segment(())
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,14 @@ class Frames(NamedTuple):
 
     full: Segment
     pooled: Segment
+
+
+@dataclass
+class _FrameTable:
+    """Rows of (stream, frame key), in order of first use, and the segments made of them."""
+
+    rows: dict[tuple[str, str], int] = field(default_factory=dict)
+    seen: dict[tuple[tuple[int, ...], tuple[Pose, ...]], Frames] = field(default_factory=dict)
 
 
 class PromptBuilder:
@@ -173,7 +184,7 @@ class PromptBuilder:
             full.append(text_segment([self.vocabulary.special(_ACT)]))
         whole = concatenate(*full)
         if not self.num_pooled:
-            return Frames(whole, text_segment(()))
+            return Frames(whole, _EMPTY)
         return Frames(whole, concatenate(*pooled))
 
     def action(self, action: Action, *, is_supervised: bool) -> Segment:
@@ -184,46 +195,61 @@ class PromptBuilder:
             segment = self._labels[key] = text_segment(key[0], is_supervised=is_supervised)
         return segment
 
-    def step(self, step: Step, rows: Sequence[int], start: Pose) -> StepTokens:
+    def episode(self, episode: Episode) -> tuple[EpisodeTokens, tuple[str, ...]]:
+        """All segments of an episode, and the frame keys in the order of its frame rows."""
+        (tokens,), keys = self.episodes((episode,))
+        return tokens, keys
+
+    def episodes(
+        self, group: Sequence[Episode]
+    ) -> tuple[tuple[EpisodeTokens, ...], tuple[str, ...]]:
+        """All segments of some episodes over one frame table, and its frame keys in row order.
+
+        A frame that occurs twice in one stream is one row, so episodes that saw the same share it.
+        Raises `UserError` for a missing camera and for missing or unreadable summaries.
+        """
+        table = _FrameTable()
+        tokens = []
+        for episode in group:
+            steps = tuple(self._step(step, episode, table) for step in episode.steps)
+            instructions = (self.instruction(episode.instruction),)
+            summaries = {
+                step: self.summary(text)
+                for step, text in summaries_of(episode, self.layout).items()
+            }
+            tokens.append(EpisodeTokens(self.root(), instructions, steps, (), summaries))
+        return tuple(tokens), tuple(key for _, key in table.rows)
+
+    def paths(
+        self, *group: Episode, supervise: str = "own"
+    ) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+        """The paths of an episode (or of several, over one frame table), and the frame keys."""
+        tokens, keys = self.episodes(group)
+        paths = [paths_of(part, self.layout, supervise=supervise) for part in tokens]
+        return tuple(chain.from_iterable(paths)), keys
+
+    def _step(self, step: Step, episode: Episode, table: _FrameTable) -> StepTokens:
         """All segments of a recorded step."""
-        full, pooled = self.observation(rows, step.pose, start)
+        rows = []
+        for stream in self.streams:
+            if stream not in step.frames:
+                raise UserError(
+                    f"episode {'/'.join(episode.key)}: no frame of camera '{stream}'; it has "
+                    f"{sorted(step.frames)}; set models.prompt.cameras"
+                )
+            rows.append(table.rows.setdefault((stream, step.frames[stream]), len(table.rows)))
+        poses = () if self.config.pose is None else (episode.start_pose, step.pose)
+        place = (tuple(rows), poses)
+        if place not in table.seen:
+            table.seen[place] = self.observation(rows, step.pose, episode.start_pose)
         labels = tuple(
             Label(self.action(self.action_space.label(step.pose, label), is_supervised=True))
             for label in step.labels
         )
+        executed = _EMPTY  # hidden actions are never context
         if self.layout.actions == "visible":
             executed = self.action(self.action_space.executed(step), is_supervised=False)
-        else:
-            executed = text_segment(())  # hidden actions are never context
-        return StepTokens(full, pooled, executed, labels)
-
-    def episode(self, episode: Episode) -> tuple[EpisodeTokens, tuple[str, ...]]:
-        """All segments of an episode, and the frame keys in the order of its frame rows.
-
-        A frame that occurs twice in one stream is one row. Raises `UserError` for a missing camera.
-        """
-        rows: dict[tuple[str, str], int] = {}
-        steps = []
-        for step in episode.steps:
-            step_rows = []
-            for stream in self.streams:
-                if stream not in step.frames:
-                    raise UserError(
-                        f"episode {'/'.join(episode.key)}: no frame of camera '{stream}'; it has "
-                        f"{sorted(step.frames)}; set models.prompt.cameras"
-                    )
-                step_rows.append(rows.setdefault((stream, step.frames[stream]), len(rows)))
-            steps.append(self.step(step, step_rows, episode.start_pose))
-        keys = tuple(key for _, key in rows)
-        instructions = (self.instruction(episode.instruction),)
-        return EpisodeTokens(self.root(), instructions, tuple(steps)), keys
-
-    def paths(
-        self, episode: Episode, *, supervise: str = "own"
-    ) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-        """The paths of an episode under the layout, and its frame keys."""
-        tokens, keys = self.episode(episode)
-        return paths_of(tokens, self.layout, supervise=supervise), keys
+        return StepTokens(*table.seen[place], executed, labels)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text)) if text else ()
