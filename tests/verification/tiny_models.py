@@ -84,8 +84,8 @@ class TinyVLA(nn.Module):
         return torch.where((frame >= 0)[:, None], seen, text)
 
 
-def packed_forward(name: str = "sdpa", *, plan_of=None):
-    """A forward through the packed attention `name`."""
+def packed_forward(name: str = "sdpa", *, plan_of=None, attend=None):
+    """A forward through the packed attention `name`, or through mistaken parts of it."""
     found = backend(name)
 
     def forward(model: TinyVLA, packed, frames: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ def packed_forward(name: str = "sdpa", *, plan_of=None):
             position_ids=packed.position_ids[None],
             use_cache=False,
             plan=(plan_of or found.plan)(packed),
-            attend=found.attend,
+            attend=attend or found.attend,
         ).last_hidden_state[0]
         return model.head(out[packed.predictor_index])
 
