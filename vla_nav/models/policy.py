@@ -29,13 +29,13 @@ from vla_nav.actions.types import Action
 from vla_nav.episodes.types import Pose, Step
 from vla_nav.errors import UserError
 from vla_nav.models.decoding import Decoder
-from vla_nav.models.incremental import IncrementalModel, NewTokens
+from vla_nav.models.incremental import IncrementalModel
 from vla_nav.models.prompt import PromptBuilder, frame_array
-from vla_nav.models.slots import Rest, Slot, rest_of
+from vla_nav.models.slots import Rest, Slot, rest_of, shown
 from vla_nav.models.vla import VLA
 from vla_nav.seeding import generator
 from vla_nav.simulators.protocol import Observation
-from vla_nav.tree import Segment, StepTokens
+from vla_nav.tree import StepTokens
 from vla_nav.tree.types import text_segment
 from vla_nav.vision.frames import as_rgb, resize_frames
 
@@ -87,7 +87,8 @@ class VLAPolicy:
             return True  # a root that is too long by itself is refused by `act`
         # Every step's frame takes the same number of tokens, so the last stands for the next.
         context = state.context(self.prompt.layout, state.steps[-1])
-        return self._num_places(context) <= self.model.backbone.max_positions
+        num_tokens = sum(len(segment) for segment in context) + self.space.max_length
+        return num_tokens <= self.model.backbone.max_positions
 
     def note_executed(self, slot: Hashable, primitives: tuple[int, ...]) -> None:
         """What was executed after the last `act`, where it is not that action's primitives."""
@@ -99,8 +100,12 @@ class VLAPolicy:
             action = self.space.executed(step)
             state.note_executed(self.prompt.action(action, is_supervised=False))
 
-    def note_summary(self, slot: Hashable, step: int, text: str) -> None:
-        """`text` may stand for steps 0 .. step-1 from the next `act` on (history `summary`)."""
+    def note_summary(self, slot: Hashable, step: int, text: str | None) -> None:
+        """`text` may stand for steps 0 .. step-1 from the next `act` on (history `summary`).
+
+        None: there is none for this step, and that is known. Where a summary could stand, `act`
+        refuses a slot about which nothing was ever said.
+        """
         state = self._state(slot)
         if self.prompt.layout.history != "summary":
             raise UserError(
@@ -112,7 +117,9 @@ class VLAPolicy:
                 f"slot {slot!r}: a summary of step {step}, allowed: 1 to {len(state.steps)}, the "
                 "number of steps decided; it stands for the steps before `step`"
             )
-        state.summaries[step] = self.prompt.summary(text)
+        state.is_summarised = True
+        if text is not None:
+            state.summaries[step] = self.prompt.summary(text)
 
     @torch.inference_mode()
     def act(
@@ -151,22 +158,22 @@ class VLAPolicy:
         """Local action ids per slot; slots and cache then hold the new context and these."""
         seen = [observations[slot] for slot in slots]
         steps = [self._step(state, o.pose) for state, o in zip(states, seen, strict=True)]
+        self._require_summaries(slots, states)
         contexts = [
-            self._context(slot, state, step)
-            for slot, state, step in zip(slots, states, steps, strict=True)
+            state.context(self.prompt.layout, step)
+            for state, step in zip(states, steps, strict=True)
         ]
+        rests = [
+            rest_of(context, state.held) for context, state in zip(contexts, states, strict=True)
+        ]
+        self._require_positions(slots, rests)
         features = self._look(seen)  # (B, streams, P, D_v)
-        rests = []
-        for index, (state, step, context) in enumerate(zip(states, steps, contexts, strict=True)):
-            rests.append(rest_of(context, state.held))
-            state.steps.append(step)
-            state.features[len(state.steps) - 1] = features[index]
-            state.poses.append(seen[index].pose)
-            state.start = state.poses[0]
-            state.held = context
-            self._incremental.keep(state.row, rests[-1].num_kept)
+        for index, (state, step) in enumerate(zip(states, steps, strict=True)):
+            state.add(step, seen[index].pose, features[index])
+            state.held = contexts[index]
+            self._incremental.keep(state.row, rests[index].num_kept)
         rows = [state.row for state in states]
-        hidden = self._incremental.append(rows, *self._shown(states, rests))
+        hidden = self._incremental.append(rows, *shown(states, rests))
         decoded = self._decoder.decode(
             hidden,
             [state.rng for state in states],
@@ -189,29 +196,29 @@ class VLAPolicy:
         )
         return StepTokens(full, pooled, executed=_NOTHING)
 
-    def _context(self, slot: Hashable, state: Slot, step: StepTokens) -> tuple[Segment, ...]:
-        """What the policy sees at `step`. Raises `UserError` where it cannot."""
-        layout, limit = self.prompt.layout, self.model.backbone.max_positions
-        num_summable = len(state.steps) + 1 - layout.summary_keep
-        needs_summary = layout.history == "summary" and num_summable >= layout.summary_every
-        if needs_summary and not state.summaries:
-            raise UserError(
-                f"slot {slot!r}: tree.history=summary needs a summary from step "
-                f"{len(state.steps)} on and none was given; call note_summary(slot, step, text) "
-                "before act, or train with another tree.history"
-            )
-        context = state.context(layout, step)
-        if (num_places := self._num_places(context)) > limit:
-            raise UserError(
-                f"slot {slot!r}: a context of {num_places} tokens exceeds the backbone's {limit} "
-                "positions; raise models.backbone.options.max_position_embeddings, or train with "
-                "tree.history=pooled, window or uniform"
-            )
-        return context
+    def _require_summaries(self, slots: Sequence[Hashable], states: Sequence[Slot]) -> None:
+        layout = self.prompt.layout
+        if layout.history != "summary":
+            return
+        for slot, state in zip(slots, states, strict=True):
+            t = len(state.steps)
+            if t + 1 - layout.summary_keep >= layout.summary_every and not state.is_summarised:
+                raise UserError(
+                    f"slot {slot!r}: tree.history=summary needs summaries, and none was given up "
+                    f"to step {t}; call note_summary(slot, step, text) before act, or train with "
+                    "another tree.history"
+                )
 
-    def _num_places(self, context: Sequence[Segment]) -> int:
-        """Positions that a context and the longest action behind it take."""
-        return sum(len(segment) for segment in context) + self.space.max_length
+    def _require_positions(self, slots: Sequence[Hashable], rests: Sequence[Rest]) -> None:
+        limit = self.model.backbone.max_positions
+        for slot, (num_kept, new) in zip(slots, rests, strict=True):
+            num_tokens = num_kept + len(new.token_ids) + self.space.max_length
+            if num_tokens > limit:
+                raise UserError(
+                    f"slot {slot!r}: a context of {num_tokens} tokens exceeds the backbone's "
+                    f"{limit} positions; raise models.backbone.options.max_position_embeddings, "
+                    "or train with tree.history=pooled, window or uniform"
+                )
 
     def _look(self, observations: Sequence[Observation]) -> Tensor:
         """Features of every slot's streams: (B, streams, P, D_v)."""
@@ -225,22 +232,6 @@ class VLAPolicy:
             by_stream.append(resize_frames(pixels, encoder.image_size))
         features = encoder.encode(torch.stack(by_stream, dim=1).flatten(0, 1))
         return features.unflatten(0, (len(observations), len(self.prompt.streams)))
-
-    def _shown(
-        self, states: Sequence[Slot], rests: Sequence[Rest]
-    ) -> tuple[list[NewTokens], Tensor]:
-        """The rests with frames that count one table, and that table (F, P, D_v)."""
-        num_streams = len(self.prompt.streams)
-        tables: list[Tensor] = []
-        new = []
-        for state, (_, tokens) in zip(states, rests, strict=True):
-            frame = tokens.frame_index
-            needed = np.unique(frame[frame >= 0] // num_streams)
-            place = len(tables) + np.searchsorted(needed, frame // num_streams)
-            shown = np.where(frame < 0, -1, place * num_streams + frame % num_streams)
-            tables.extend(state.features[step] for step in needed.tolist())
-            new.append(tokens._replace(frame_index=shown))
-        return new, torch.cat(tables)
 
     def _finish(self, slot: Hashable, tokens: tuple[int, ...], observation: Observation) -> Action:
         """Decode, count, and note what is executed unless the caller says otherwise."""

@@ -1,7 +1,7 @@
 """A recorded episode through the policy: the logits that live inference has at every label.
 
-The policy must compute what training computed. `replay` feeds it the recorded frames, poses and
-executed actions, forces each label's tokens in turn, and returns the logits; `training_logits`
+The policy must compute what training computed. `replay` feeds it the recorded frames, poses,
+executed actions and summaries, forces each label's tokens in turn, and returns the logits; `training_logits`
 picks the same ones out of a packed forward. Both are lists over the episode's paths (step by step,
 label by label) of (tokens of the label, V_out).
 """
@@ -18,6 +18,7 @@ from vla_nav.attention.registry import backend
 from vla_nav.episodes.types import Episode, FrameSource, Pose
 from vla_nav.models.policy import VLAPolicy
 from vla_nav.models.prompt import PromptBuilder
+from vla_nav.models.summaries import summaries_of
 from vla_nav.models.vla import VLA
 from vla_nav.simulators.protocol import Observation
 from vla_nav.tree import Path, PrefixTree, pack, path_token_index
@@ -27,10 +28,13 @@ from vla_nav.vision.frames import as_rgb, resize_frames
 def replay(policy: VLAPolicy, episode: Episode, source: FrameSource) -> list[Tensor]:
     """Logits at every label, by the policy's cache."""
     found = []
+    summaries = summaries_of(episode, policy.prompt.layout)
     for number in range(max(len(step.labels) for step in episode.steps)):
         policy.reset("replay", episode.instruction)
         logits = []
-        for step in episode.steps:
+        for t, step in enumerate(episode.steps):
+            if t > 0 and policy.prompt.layout.history == "summary":
+                policy.note_summary("replay", t, summaries.get(t))
             label = step.labels[min(number, len(step.labels) - 1)]
             action = policy.space.label(step.pose, label)
             observation = recorded_observation(step.frames, step.pose, source)

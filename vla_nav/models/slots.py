@@ -11,7 +11,7 @@ the longest common prefix, compute the rest. A window of 2, actions visible, at 
 With full history the rest is full_2 and what act_1 lacks of exec_1; pooled, it is pool_1, exec_1
 and full_2. Frame features live as long as a later context may embed their frame anew.
 
-Axes: n new tokens, P tokens of a frame, D_v feature size.
+Axes: F frames, P tokens of a frame, D_v feature size.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from vla_nav.episodes.types import Pose
@@ -45,6 +46,7 @@ class Slot:
     steps: list[StepTokens] = field(default_factory=list)
     poses: list[Pose] = field(default_factory=list)
     summaries: dict[int, Segment] = field(default_factory=dict)
+    is_summarised: bool = False  # whether anything was said about summaries, if only "none yet"
     held: tuple[Segment, ...] = ()
     features: dict[int, Tensor] = field(default_factory=dict)
 
@@ -54,6 +56,13 @@ class Slot:
         return context_of(
             self.root, self.instruction, steps, layout, len(self.steps), self.summaries
         )
+
+    def add(self, step: StepTokens, pose: Pose, features: Tensor) -> None:
+        """One more decision."""
+        self.start = self.start or pose
+        self.features[len(self.steps)] = features
+        self.steps.append(step)
+        self.poses.append(pose)
 
     def note_executed(self, executed: Segment) -> None:
         """What was executed at the last step, as context of later ones."""
@@ -92,6 +101,25 @@ def rest_of(context: Sequence[Segment], held: Sequence[Segment]) -> Rest:
     )
     num_kept = sum(len(segment) for segment in context[:num_equal]) + num_skipped
     return Rest(num_kept, NewTokens(*arrays))
+
+
+def shown(slots: Sequence[Slot], rests: Sequence[Rest]) -> tuple[list[NewTokens], Tensor]:
+    """What each slot appends, its frame indices now rows of one table, and that table (F, P, D_v).
+
+    one stream    slot 0 needs frames 7         slot 1 needs frames 2 3
+    table rows                        0                             1 2
+    """
+    tables: list[Tensor] = []
+    new = []
+    for slot, (_, tokens) in zip(slots, rests, strict=True):
+        num_streams = len(slot.features[len(slot.steps) - 1])
+        frame = tokens.frame_index
+        steps = np.unique(frame[frame >= 0] // num_streams)
+        place = len(tables) + np.searchsorted(steps, frame // num_streams)
+        row = np.where(frame < 0, -1, place * num_streams + frame % num_streams)
+        tables.extend(slot.features[step] for step in steps.tolist())
+        new.append(tokens._replace(frame_index=row))
+    return new, torch.cat(tables)
 
 
 def first_needed(layout: Layout, t: int, summaries: Mapping[int, Segment]) -> int:
