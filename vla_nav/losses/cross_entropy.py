@@ -1,31 +1,35 @@
-"""Weighted cross-entropy at predictors.
+"""Weighted cross-entropy at predictors: l_m = -log softmax(logits[m])[target m].
 
-l_m = -log softmax(logits[m])[target m], w_m the sum of the coefficients of the paths that supervise
-target m (without 1/K), K_g the number of paths of tree g:
+The logits of target m come from its predictor, the token before it on its path, so nothing is ever
+shifted; `vla_nav/losses/normalisation.py` says how the targets' losses become one number.
 
-    path_mean    sum_g (sum_{m in g} w_m l_m) / K_g   /   number of trees
-    token_mean   sum_m w_m l_m                        /   sum_m w_m
-    step_sum     sum_m w_m l_m                        /   1
-
-Numerators add up over packs; so do the denominators of the means. So a global batch is exact: add
-up `loss_denominator` over all ranks and all packs of an optimiser step first (`total_denominator`),
-then give the total to every pack's loss and *sum* the gradients. Averaging the means of packs with
-unequal counts would be wrong.
-
-Axis legend: M targets of a pack, V logits, G trees.
+Axis legend: M targets of a pack, V logits.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
 
-from vla_nav.errors import unknown_name
+from vla_nav.losses.normalisation import (
+    Normalisation,
+    divided,
+    loss_denominator,
+    numerator_weights,
+    total_denominator,
+)
 from vla_nav.tree.packing import PackedTree
 
-Normalisation = Literal["path_mean", "token_mean", "step_sum"]
+__all__ = [
+    "Loss",
+    "Normalisation",
+    "loss_denominator",
+    "target_columns",
+    "total_denominator",
+    "weighted_cross_entropy",
+]
 
 
 class Loss(NamedTuple):
@@ -55,6 +59,19 @@ def weighted_cross_entropy(
     logits are. Raises `ValueError` for a target outside the logits' columns (on the CPU; a CUDA
     device asserts) and a shape that is not (M, V).
     """
+    targets = target_columns(logits, packed, first_id)
+    precise = logits if logits.dtype == torch.float64 else logits.float()
+    token_loss = cross_entropy(precise, targets, reduction="none")  # (M,)
+    weights = numerator_weights(packed.loss_weights, packed, normalisation).to(token_loss.dtype)
+    # With no target the sum over no logits keeps the graph connected (zero gradients everywhere).
+    numerator = (weights * token_loss).sum() if len(targets) else precise.sum()
+    value, total = divided(numerator, packed, normalisation, denominator)
+    return Loss(value, numerator, total, token_loss.detach())
+
+
+def target_columns(logits: torch.Tensor, packed: PackedTree, first_id: int) -> torch.Tensor:
+    """(M,) logit columns of the targets. Raises `ValueError` unless logits are (M, V) and, on the
+    CPU, every target is one of the columns."""
     num_targets = len(packed.target_ids)
     if logits.dim() != 2 or len(logits) != num_targets:
         raise ValueError(f"logits must be ({num_targets}, V), got {tuple(logits.shape)}")
@@ -66,47 +83,4 @@ def weighted_cross_entropy(
                 f"target ids {low + first_id} .. {high + first_id} are outside the logits' "
                 f"{first_id} .. {first_id + logits.shape[1] - 1}"
             )
-    precise = logits if logits.dtype == torch.float64 else logits.float()
-    token_loss = cross_entropy(precise, targets, reduction="none")  # (M,)
-    weights = _weights(packed, normalisation).to(token_loss.dtype)
-    # With no target the sum over no logits keeps the graph connected (zero gradients everywhere).
-    numerator = (weights * token_loss).sum() if num_targets else precise.sum()
-    if denominator is None:
-        total = loss_denominator(packed, normalisation)
-    else:
-        total = torch.as_tensor(denominator, dtype=torch.float64, device=numerator.device)
-    total = total.to(numerator.dtype)
-    is_empty = total == 0  # nothing supervised anywhere: the loss is 0, not NaN
-    value = numerator / torch.where(is_empty, torch.ones_like(total), total)
-    return Loss(value, numerator, total, token_loss.detach())
-
-
-def loss_denominator(packed: PackedTree, normalisation: Normalisation) -> torch.Tensor:
-    """This pack's part of the denominator: a float64 scalar on the pack's device."""
-    _check(normalisation)
-    device = packed.num_paths.device
-    if normalisation == "path_mean":
-        return torch.tensor(float(packed.num_trees), dtype=torch.float64, device=device)
-    if normalisation == "token_mean":
-        return packed.loss_weights.double().sum()
-    return torch.ones((), dtype=torch.float64, device=device)
-
-
-def total_denominator(parts: torch.Tensor, normalisation: Normalisation) -> torch.Tensor:
-    """The global denominator from every pack's part (P,), of all ranks and accumulation steps."""
-    _check(normalisation)
-    return torch.ones_like(parts[0]) if normalisation == "step_sum" else parts.sum()
-
-
-def _weights(packed: PackedTree, normalisation: Normalisation) -> torch.Tensor:
-    """(M,) float64 weights of the numerator."""
-    _check(normalisation)
-    weights = packed.loss_weights.double()
-    if normalisation == "path_mean":
-        return weights / packed.num_paths[packed.target_tree]
-    return weights
-
-
-def _check(normalisation: str) -> None:
-    if normalisation not in get_args(Normalisation):
-        raise unknown_name("losses.normalisation", normalisation, get_args(Normalisation))
+    return targets
