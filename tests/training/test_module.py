@@ -30,7 +30,7 @@ from vla_nav.models.assembly import Assembled, ModelConfig, assemble
 from vla_nav.models.backbone import BackboneConfig
 from vla_nav.models.checkpoint import load_policy
 from vla_nav.models.prompt import Layout
-from vla_nav.training.batch import Batch
+from vla_nav.training.batch import Batch, PackMaker
 from vla_nav.training.curve import CurveLogger, read_curve
 from vla_nav.training.data_stats import data_stats, stats_table
 from vla_nav.training.datamodule import open_frames
@@ -41,7 +41,11 @@ from vla_nav.training.optimiser import OptimiserSettings
 from vla_nav.training.progress_bar import RunProgress
 from vla_nav.training.run_folder import RunFolder, describe
 from vla_nav.training.schedule import Budget, Progress
-from vla_nav.training.settings import TrainingSettings, ValidationSettings
+from vla_nav.training.settings import (
+    PartitionSettings,
+    TrainingSettings,
+    ValidationSettings,
+)
 from vla_nav.vision.encoder import TimmEncoder
 
 
@@ -64,16 +68,21 @@ def assembled(data: Path) -> tuple[Assembled, RecordedTrees]:
 
 
 def after_one_step(
-    data: Path, groups: list[list[int]], normalisation: str, parallel_packs: int = 1
+    data: Path,
+    groups: list[list[int]],
+    normalisation: str,
+    parallel_packs: int = 1,
+    partition: PartitionSettings | None = None,
 ) -> dict[str, torch.Tensor]:
     """Gradients' effect: plain parameters after one AdamW step without clipping."""
     made, trees = assembled(data)
-    sdpa = backend("sdpa")
-    batch = Batch(tuple(trees.pack(g, sdpa.plan, sdpa.padded_length) for g in groups), 0, 0)
+    make_pack = PackMaker(backend("sdpa"), partition)
+    batch = Batch(tuple(trees.pack(group, make_pack) for group in groups), 0, 0)
     values = TrainingSettings(
         budget=Budget(max_steps=1),
         warmup_share=0.0,
         normalisation=normalisation,
+        partition=partition or PartitionSettings(),
         parallel_packs=parallel_packs,
         optimiser=OptimiserSettings(clip_norm=0.0),
     )
@@ -115,6 +124,13 @@ def test_packs_of_a_step_give_the_gradient_of_one_pack(data: Path, normalisation
         assert (parts[name] - gradient).norm() / scale < 1e-5, name
     threaded = after_one_step(data, [[3], [1, 4, 0], [2]], normalisation, parallel_packs=3)
     assert all(torch.equal(threaded[name], gradient) for name, gradient in parts.items())
+    for mode in ("recompute", "keep"):
+        cut = after_one_step(
+            data, [[3], [1, 4, 0], [2]], normalisation, partition=PartitionSettings(20, mode)
+        )
+        for name, gradient in whole.items():
+            scale = gradient.norm() + 1e-7
+            assert (cut[name] - gradient).norm() / scale < 1e-5, (mode, name)
     wrong = after_one_step(data, [[3], [1, 4], [2]], normalisation)
     assert any((wrong[n] - g).norm() / (g.norm() + 1e-7) > 1e-3 for n, g in whole.items())
 

@@ -12,6 +12,7 @@ import torch
 
 from tests.training.tiny import in_child, make_data, recipe, settings, train, weights_of
 from vla_nav.training.curve import read_curve
+from vla_nav.training.settings import PartitionSettings
 
 
 def free_port() -> int:
@@ -20,9 +21,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.parametrize("tokens", [None, 25], ids=["whole packs", "partitions"])
 def test_two_ranks_equal_one_rank_with_two_packs_a_step(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, tokens: int | None
 ) -> None:
+    # With partitions the ranks run different numbers of passes.
+    partition = PartitionSettings(tokens)
     data = make_data(tmp_path_factory.mktemp("data"))
     runs = tmp_path_factory.mktemp("runs")
 
@@ -32,7 +36,8 @@ def test_two_ranks_equal_one_rank_with_two_packs_a_step(
             LOCAL_RANK=str(number), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", NODE_RANK="0",
             GLOO_SOCKET_IFNAME="lo", TORCHELASTIC_RUN_ID="test",
         )  # fmt: skip
-        train(recipe(data, settings=settings(accumulate=1)), runs / "two", num_ranks=2)
+        made = settings(accumulate=1, partition=partition)
+        train(recipe(data, settings=made), runs / "two", num_ranks=2)
 
     port = free_port()
     context = multiprocessing.get_context("fork")

@@ -17,7 +17,7 @@ from vla_nav.errors import UserError
 from vla_nav.models.assembly import ModelConfig, build_prompt
 from vla_nav.models.backbone import BackboneConfig
 from vla_nav.models.prompt import Layout, PromptBuilder
-from vla_nav.training.batch import Batch
+from vla_nav.training.batch import Batch, PackMaker
 from vla_nav.training.datamodule import RecordedData, held_out, open_frames
 from vla_nav.training.dataset import PackDataset, RecordedTrees, StepDataset, StepSampler
 from vla_nav.training.packing import PackOrder, sequential_packs
@@ -94,8 +94,7 @@ def test_a_packs_frames_are_the_recorded_pixels_in_frame_table_order(
     data: Path, encoder: TimmEncoder
 ) -> None:
     made = trees(data, encoder, LAYOUTS[0])
-    sdpa = backend("sdpa")
-    pack = made.pack([4, 1, 9], sdpa.plan, sdpa.padded_length)
+    pack = made.pack([4, 1, 9], PackMaker(backend("sdpa")))
     offset = pack.packed.frame_offset.tolist()
     for place, index in enumerate((4, 1, 9)):
         episode = made.episodes[index]
@@ -106,8 +105,6 @@ def test_a_packs_frames_are_the_recorded_pixels_in_frame_table_order(
 
 
 def test_step_batches_are_equal_in_any_process_and_order(data: Path, encoder: TimmEncoder) -> None:
-    sdpa = backend("sdpa")
-
     def steps(order: list[int]) -> dict[int, Batch]:
         made = trees(data, encoder, LAYOUTS[0])
         lengths = made.lengths()
@@ -115,8 +112,7 @@ def test_step_batches_are_equal_in_any_process_and_order(data: Path, encoder: Ti
             made,
             range(len(made)),
             PackOrder(lengths, pack_tokens=130, accumulate=2, seed=1),
-            sdpa.plan,
-            sdpa.padded_length,
+            PackMaker(backend("sdpa")),
         )
         return {step: dataset[step] for step in order}
 
@@ -132,7 +128,6 @@ def test_step_batches_are_equal_in_any_process_and_order(data: Path, encoder: Ti
 
 def test_validation_packs_share_out_over_ranks(data: Path, encoder: TimmEncoder) -> None:
     made = trees(data, encoder, LAYOUTS[0])
-    sdpa = backend("sdpa")
 
     def targets(rank: int, num_ranks: int) -> int:
         dataset = PackDataset(
@@ -140,8 +135,7 @@ def test_validation_packs_share_out_over_ranks(data: Path, encoder: TimmEncoder)
             [1, 2, 5, 7, 8],
             made.lengths(),
             pack_tokens=100,
-            plan=sdpa.plan,
-            padded_length=sdpa.padded_length,
+            make_pack=PackMaker(backend("sdpa")),
             rank=rank,
             num_ranks=num_ranks,
         )

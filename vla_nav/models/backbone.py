@@ -120,11 +120,15 @@ def build_backbone(config: BackboneConfig, *, num_text: int) -> Backbone:
             f"the tokenizer {num_text} ids; choose the tokenizer that belongs to the model"
         )
     if config.gradient_checkpointing:
-        # Renamed in transformers 5.24; the old name goes away in 6.
-        model = backbone.model
-        enable = getattr(model, "activation_checkpointing_enable", None)
-        (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+        enable_checkpointing(backbone.model)
     return backbone
+
+
+def enable_checkpointing(model: Any) -> None:
+    """Recompute the layers of a transformers model in the backward pass."""
+    # Renamed in transformers 5.24; the old name goes away in 6.
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def bind_attention() -> None:

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from vla_nav.attention.registry import backend
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.models.backbone import Attend, Backbone
+from vla_nav.models.gateway import Gateway
 from vla_nav.models.vocabulary import Vocabulary
 from vla_nav.tree import PackedTree
 
@@ -79,16 +80,21 @@ class VLA(nn.Module):
         """V_out."""
         return self.vocabulary.num_actions if self.head == "actions" else self.vocabulary.num_tokens
 
-    def forward(self, packed: PackedTree, frames: Tensor, plan: Any) -> Tensor:
+    def forward(
+        self, packed: PackedTree, frames: Tensor, plan: Any, gateway: Gateway | None = None
+    ) -> Tensor:
         """Logits (M, V_out) at the pack's predictors.
 
         frames: (F, H, W, 3) uint8 for the encoder, or (F, P, D_v) features; rows as in the pack's
-        frame table. plan: this model's attention backend's plan of the pack.
+        frame table. plan: this model's attention backend's plan of the pack. gateway: where the
+        pack is a partition.
         """
-        hidden = self.hidden_states(packed, frames, plan)  # (T, E)
+        hidden = self.hidden_states(packed, frames, plan, gateway)  # (T, E)
         return self.logits(hidden[packed.predictor_index])
 
-    def hidden_states(self, packed: PackedTree, frames: Tensor, plan: Any) -> Tensor:
+    def hidden_states(
+        self, packed: PackedTree, frames: Tensor, plan: Any, gateway: Gateway | None = None
+    ) -> Tensor:
         """Hidden states (T, E) after the last norm, in pack order."""
         features = self.features(frames)
         embeddings = self.embed(packed.token_ids, packed.frame_index, packed.patch_index, features)
@@ -96,6 +102,8 @@ class VLA(nn.Module):
         def attend(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float) -> Tensor:
             return self._attend(q, k, v, plan, scale)
 
+        if gateway is not None:
+            attend = gateway.bind(attend)
         return self.decode(embeddings[None], packed.position_ids[None], attend)[0]
 
     def features(self, frames: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from vla_nav.episodes.lerobot_reader import LeRobotDataset
 from vla_nav.errors import UserError
 from vla_nav.models.prompt import PromptBuilder
 from vla_nav.seeding import generator
-from vla_nav.training.batch import Batch
+from vla_nav.training.batch import Batch, PackMaker
 from vla_nav.training.dataset import PackDataset, RecordedTrees, StepDataset, StepSampler
 from vla_nav.training.packing import PackOrder, require_fitting
 from vla_nav.training.settings import TrainingSettings
@@ -99,13 +99,14 @@ class RecordedData(LightningDataModule):
         attention: str,
         settings: TrainingSettings,
         supervise: str = "own",
+        group: str = "episode",
         seed: int = 0,
         num_workers: int = 0,
     ) -> None:
         super().__init__()
         self._settings, self._seed, self._num_workers = settings, seed, num_workers
-        self._backend = backend(attention)
-        self._supervise = supervise
+        self._make_pack = PackMaker(backend(attention), settings.partition)
+        self._supervise, self._group = supervise, group
         self._open = lambda name: self._trees(data_path, name, builder, encoder)
         self._train = self._open(split)
         self.fingerprint = self._train.episodes.fingerprint()
@@ -117,12 +118,12 @@ class RecordedData(LightningDataModule):
     @property
     def num_episodes(self) -> int:
         """Episodes trained on."""
-        return len(self._train_indices)
+        return sum(len(self._train.members[index]) for index in self._train_indices.tolist())
 
     @property
     def num_validation(self) -> int:
         """Episodes validated on."""
-        return len(self._val_indices)
+        return sum(len(self._val.members[index]) for index in self._val_indices)
 
     def text_ids(self) -> set[int]:
         """Rows of the text table that the training episodes use."""
@@ -140,8 +141,7 @@ class RecordedData(LightningDataModule):
             self._train,
             self._train_indices,
             self._order(trainer.global_rank, trainer.world_size),
-            self._backend.plan,
-            self._backend.padded_length,
+            self._make_pack,
         )
         return self._loader(dataset, sampler=StepSampler(trainer.global_step, self.num_steps))
 
@@ -154,8 +154,7 @@ class RecordedData(LightningDataModule):
             self._val_indices,
             self._val_lengths,
             pack_tokens=self._settings.pack_tokens,
-            plan=self._backend.plan,
-            padded_length=self._backend.padded_length,
+            make_pack=self._make_pack,
             rank=trainer.global_rank,
             num_ranks=trainer.world_size,
         )
@@ -193,7 +192,9 @@ class RecordedData(LightningDataModule):
         episodes = open_recorded(data_path, split)
         require_conventions(episodes, builder)
         frames = open_frames(data_path, split, encoder)
-        return RecordedTrees(episodes, builder, frames, supervise=self._supervise)
+        return RecordedTrees(
+            episodes, builder, frames, supervise=self._supervise, group=self._group
+        )
 
     def _split_off_validation(self, split: str) -> None:
         validation = self._settings.validation
@@ -208,9 +209,7 @@ class RecordedData(LightningDataModule):
                 "null with a holdout_share"
             )
         else:
-            is_held_out = held_out(
-                self._train.episodes.scene_ids(), validation.holdout_share, self._seed
-            )
+            is_held_out = held_out(self._train.scene_ids(), validation.holdout_share, self._seed)
             self._val, self._val_lengths = self._train, self._lengths
             self._train_indices = np.flatnonzero(~is_held_out)
             candidates = np.flatnonzero(is_held_out)

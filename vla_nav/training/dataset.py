@@ -1,8 +1,8 @@
 """Recorded episodes as trees with their frames, and optimiser steps as packs of them.
 
-    episode i --prompt builder--> paths --> prefix tree        once per worker, then remembered
-              --frame cache-----> row numbers of its frames
-    step s    --PackOrder-------> packs of episodes --> pack(trees) + frames + attention plan
+    tree i  its episodes --prompt builder--> paths --> prefix tree   once per worker, remembered
+                         --frame cache-----> row numbers of its frames
+    step s  --PackOrder--> packs of trees --> pack(trees) + frames + attention plan
 
 A tree takes about 10 kB, so a worker keeps all trees of a set of some ten thousand episodes;
 `remember` bounds how many.
@@ -11,8 +11,8 @@ A tree takes about 10 kB, so a worker keeps all trees of a set of some ten thous
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from torch.utils.data import Dataset, Sampler
@@ -20,14 +20,16 @@ from torch.utils.data import Dataset, Sampler
 from vla_nav.episodes.lerobot_reader import LeRobotDataset
 from vla_nav.errors import UserError
 from vla_nav.models.prompt import PromptBuilder
-from vla_nav.training.batch import Batch, Pack, make_pack
+from vla_nav.training.batch import Batch, Pack, PackMaker
+from vla_nav.training.grouping import grouped
+from vla_nav.training.lengths import episode_bounds, recorded_summaries
 from vla_nav.training.packing import PackOrder, sequential_packs
-from vla_nav.tree import PackedTree, PrefixTree
+from vla_nav.tree import PrefixTree
 from vla_nav.vision.cache import FeatureCache
 
 
 class EpisodeTree(NamedTuple):
-    """An episode's tree and the cache rows (F,) int64 of its frame table."""
+    """A tree and the cache rows (F,) int64 of its frame table."""
 
     tree: PrefixTree
     rows: np.ndarray
@@ -36,7 +38,9 @@ class EpisodeTree(NamedTuple):
 class RecordedTrees:
     """The trees of a recorded data set under one prompt and layout, built when asked for.
 
-    supervise: own | all, see `vla_nav.tree.history`. frames: a feature or pixel cache.
+    supervise: own | all, see `vla_nav.tree.history`. group: episode | trajectory, which episodes
+    make one tree (`vla_nav.training.grouping`). frames: a feature or pixel cache.
+    members: tree -> its episodes.
     """
 
     def __init__(
@@ -46,26 +50,29 @@ class RecordedTrees:
         frames: FeatureCache,
         *,
         supervise: str = "own",
+        group: str = "episode",
         remember: int = 100_000,
     ) -> None:
         self.episodes, self.builder, self.frames = episodes, builder, frames
+        self.members = grouped(episodes, group)
         self._supervise, self._remember = supervise, remember
         self._known: OrderedDict[int, EpisodeTree] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self.episodes)
+        return len(self.members)
 
     def __getitem__(self, index: int) -> EpisodeTree:
-        """The tree of episode `index`. Raises `UserError` naming an episode that has no label."""
+        """Tree `index`. Raises `UserError` naming an episode that has no label."""
         known = self._known.get(index)
         if known is None:
-            episode = self.episodes[index]
-            paths, keys = self.builder.paths(episode, supervise=self._supervise)
-            if not paths:
-                raise UserError(
-                    f"{self.episodes.root}: episode {'/'.join(episode.key)} has no step with an "
-                    "expert label; record it again"
-                )
+            episodes = [self.episodes[number] for number in self.members[index]]
+            for episode in episodes:
+                if not any(step.labels for step in episode.steps):
+                    raise UserError(
+                        f"{self.episodes.root}: episode {'/'.join(episode.key)} has no step with "
+                        "an expert label; record it again"
+                    )
+            paths, keys = self.builder.paths(*episodes, supervise=self._supervise)
             tree = PrefixTree.from_paths(paths, num_frames=len(keys))
             known = EpisodeTree(tree, self.frames.rows(keys))
             self._known[index] = known
@@ -74,52 +81,60 @@ class RecordedTrees:
         return known
 
     def names(self) -> list[str]:
-        """`dataset/split/role/id` of every episode."""
-        return list(map("/".join, self.episodes.keys()))
+        """`dataset/split/role/id` of every tree's first episode."""
+        keys = self.episodes.keys()
+        return ["/".join(keys[numbers[0]]) for numbers in self.members]
+
+    def scene_ids(self) -> list[str]:
+        """The scene of every tree."""
+        scenes = self.episodes.scene_ids()
+        return [scenes[numbers[0]] for numbers in self.members]
 
     def lengths(self) -> np.ndarray:
-        """(E,) int64 upper bounds of the trees' tokens, for one label per step.
+        """(trees,) int64 upper bounds of the trees' tokens.
 
-        Exact but for action tokens that a shorter action (STOP) does not have or that merge.
+        Exact but for action tokens that a shorter action (STOP) does not have or that merge, and
+        for equal frames. Trees of several episodes that can share their frames (instruction last)
+        are built to be measured.
         """
-        builder, space = self.builder, self.builder.action_space
-        probe = self.episodes[0].start_pose
-        frames = builder.observation(range(len(builder.streams)), probe, probe)
-        per_step = len(frames.full) + space.max_length
-        if builder.layout.history == "pooled":
-            per_step += len(frames.pooled)
-        if builder.layout.actions == "visible":
-            per_step += space.max_length
-        root = len(builder.root())
-        roots = [root + len(builder.instruction(text)) for text in self.episodes.instructions()]
-        return np.array(roots) + per_step * self.episodes.num_steps
+        bounds = episode_bounds(self.episodes, self.builder)
+        root = len(self.builder.root())
+        can_share = self.builder.layout.instruction == "last"
+        return np.array(
+            [
+                self[index].tree.num_tokens
+                if can_share and len(numbers) > 1
+                else int(bounds[list(numbers)].sum()) - root * (len(numbers) - 1)
+                for index, numbers in enumerate(self.members)
+            ],
+            dtype=np.int64,
+        )
 
     def text_ids(self, indices: Sequence[int]) -> set[int]:
-        """Rows of the text table that the instructions of some episodes use."""
+        """Rows of the text table that some trees use."""
+        builder = self.builder
         texts = self.episodes.instructions()
-        num_own = self.builder.vocabulary.num_own
-        used: set[int] = set(self.builder.root().token_ids.tolist())
-        for text in {texts[index] for index in indices}:
-            used.update(self.builder.instruction(text).token_ids.tolist())
+        numbers = [number for index in indices for number in self.members[index]]
+        segments = [builder.root(), *map(builder.instruction, {texts[k] for k in numbers})]
+        if builder.layout.history == "summary":
+            found = recorded_summaries(self.episodes, builder)
+            segments += [part for number in numbers for part in found[number].values()]
+        num_own = builder.vocabulary.num_own
+        used = {token for segment in segments for token in segment.token_ids.tolist()}
         # Own tokens look up row 0 as well, and then do not show it (see models/vla.py).
         return {0, *(token - num_own for token in used if token >= num_own)}
 
-    def pack(
-        self,
-        indices: Sequence[int],
-        plan: Callable[[PackedTree], Any],
-        padded_length: Callable[[int], int],
-    ) -> Pack:
-        """The pack of some episodes, with frames and attention plan."""
+    def pack(self, indices: Sequence[int], make_pack: PackMaker) -> Pack:
+        """The pack of some trees, with frames and attention plan."""
         parts = [self[index] for index in indices]
         frames = self.frames.read(np.concatenate([part.rows for part in parts]))
-        return make_pack([part.tree for part in parts], frames, plan, padded_length=padded_length)
+        return make_pack([part.tree for part in parts], frames)
 
 
 class StepDataset(Dataset[Batch]):
     """Item s is the batch of optimiser step s: any worker can build any of them.
 
-    episodes: which episodes of `trees` take part; `order` counts these.
+    episodes: which of `trees` take part; `order` counts these.
     """
 
     def __init__(
@@ -127,17 +142,14 @@ class StepDataset(Dataset[Batch]):
         trees: RecordedTrees,
         episodes: Sequence[int],
         order: PackOrder,
-        plan: Callable[[PackedTree], Any],
-        padded_length: Callable[[int], int],
+        make_pack: PackMaker,
     ) -> None:
         self._trees, self._episodes, self._order = trees, list(episodes), order
-        self._plan, self._padded_length = plan, padded_length
+        self._make_pack = make_pack
 
     def __getitem__(self, step: int) -> Batch:
         packs = tuple(
-            self._trees.pack(
-                [self._episodes[place] for place in places], self._plan, self._padded_length
-            )
+            self._trees.pack([self._episodes[place] for place in places], self._make_pack)
             for places in self._order.step(step)
         )
         return Batch(packs, step, self._order.epoch_of(step))
@@ -156,12 +168,11 @@ class PackDataset(Dataset[Batch]):
         lengths: np.ndarray,
         *,
         pack_tokens: int,
-        plan: Callable[[PackedTree], Any],
-        padded_length: Callable[[int], int],
+        make_pack: PackMaker,
         rank: int = 0,
         num_ranks: int = 1,
     ) -> None:
-        self._trees, self._plan, self._padded_length = trees, plan, padded_length
+        self._trees, self._make_pack = trees, make_pack
         packs = sequential_packs(lengths[list(episodes)], pack_tokens=pack_tokens)
         self._packs = [[episodes[place] for place in pack] for pack in packs][rank::num_ranks]
         self._length = -(-len(packs) // num_ranks)
@@ -172,9 +183,7 @@ class PackDataset(Dataset[Batch]):
     def __getitem__(self, index: int) -> Batch:
         if index >= len(self._packs):
             return Batch((), index, 0)
-        return Batch(
-            (self._trees.pack(self._packs[index], self._plan, self._padded_length),), index, 0
-        )
+        return Batch((self._trees.pack(self._packs[index], self._make_pack),), index, 0)
 
 
 class StepSampler(Sampler[int]):

@@ -33,10 +33,13 @@ from vla_nav.losses.cross_entropy import (
 from vla_nav.models.vla import VLA
 from vla_nav.training.accuracy import Counts, count
 from vla_nav.training.batch import Batch, Pack
+from vla_nav.training.gradients import sum_over_ranks
 from vla_nav.training.optimiser import build_optimiser
+from vla_nav.training.partitioned import partitioned_backward, partitioned_logits
 from vla_nav.training.schedule import Progress, learning_rate_factor
 from vla_nav.training.settings import TrainingSettings
 from vla_nav.training.table_rows import TableRows
+from vla_nav.tree.packing import PackedTree
 
 
 class TrainingModule(LightningModule):
@@ -122,7 +125,10 @@ class TrainingModule(LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Sum the loss and the counts of right tokens, actions and stops."""
         for pack in batch.packs:
-            logits = self.model(pack.packed, pack.frames, pack.plan)  # (M, V)
+            if pack.partitions is not None:
+                logits = partitioned_logits(self.model, pack.partitions, pack.frames)  # (M, V)
+            else:
+                logits = self.model(pack.packed, pack.frames, pack.plan)  # (M, V)
             loss = weighted_cross_entropy(
                 logits, pack.packed, normalisation=self.settings.normalisation
             )
@@ -180,13 +186,32 @@ class TrainingModule(LightningModule):
     def _backward(self, batch: Batch, denominator: Tensor) -> Tensor:
         """Gradients of all packs, one after another; returns the loss of this rank's packs."""
         total = torch.zeros((), device=self.device)
+        if self.settings.partition.tokens is not None and self.trainer.world_size > 1:
+            # Ranks cut into different numbers of partitions, so they meet after the last one.
+            with self._gradient_sync(is_last=False):
+                for pack in batch.packs:
+                    total += self._pack_backward(pack, denominator, 1)
+            sum_over_ranks(self._trained())
+            return total
         for index, pack in enumerate(batch.packs):
             with self._gradient_sync(is_last=index == len(batch.packs) - 1):
-                loss = self._loss(pack, denominator).value
                 # DDP averages gradients over ranks; the denominator already counts all of them.
-                self.manual_backward(loss * self.trainer.world_size)
-            total += loss.detach()
+                total += self._pack_backward(pack, denominator, self.trainer.world_size)
         return total
+
+    def _pack_backward(self, pack: Pack, denominator: Tensor, scale: int) -> Tensor:
+        """Gradients of one pack, whole or in partitions, times `scale`; returns its loss."""
+        if pack.partitions is None:
+            loss = self._loss(pack, denominator).value
+            self.manual_backward(loss * scale)
+            return loss.detach()
+        return partitioned_backward(
+            self.model,
+            pack.partitions,
+            pack.frames,
+            lambda logits, packed: self._cross_entropy(logits, packed, denominator).value,
+            backward=lambda loss: self.manual_backward(loss * scale),
+        )
 
     def _threaded_backward(self, batch: Batch, denominator: Tensor) -> Tensor:
         """The same with packs in threads; gradients are added in the packs' order, so the result
@@ -213,9 +238,13 @@ class TrainingModule(LightningModule):
         return total
 
     def _loss(self, pack: Pack, denominator: Tensor) -> Loss:
+        logits = self.model(pack.packed, pack.frames, pack.plan)
+        return self._cross_entropy(logits, pack.packed, denominator)
+
+    def _cross_entropy(self, logits: Tensor, packed: PackedTree, denominator: Tensor) -> Loss:
         return weighted_cross_entropy(
-            self.model(pack.packed, pack.frames, pack.plan),
-            pack.packed,
+            logits,
+            packed,
             normalisation=self.settings.normalisation,
             denominator=denominator,
         )

@@ -6,10 +6,12 @@ Every fault is a `UserError` that names the key, the value got and the values al
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.training.optimiser import OptimiserSettings
 from vla_nav.training.schedule import Budget
+from vla_nav.tree.partition import PartitionMode
 
 _NORMALISATIONS = ("path_mean", "token_mean", "step_sum")
 
@@ -38,13 +40,33 @@ class ValidationSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionSettings:
+    """Packs that do not fit in memory: computed in partitions of at most `tokens` tokens.
+
+    tokens: None never cuts. mode: recompute (memory of one partition and the tree's keys and
+    values; one more forward of what other partitions read) or keep (no token twice; memory of a
+    chain of partitions: for bushy trees).
+    """
+
+    tokens: int | None = None
+    mode: PartitionMode = "recompute"
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and (isinstance(self.tokens, bool) or self.tokens < 1):
+            raise UserError(f"training.partition.tokens={self.tokens}; 1 or more, or null")
+        if self.mode not in get_args(PartitionMode):
+            raise unknown_name("training.partition.mode", self.mode, get_args(PartitionMode))
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingSettings:
     """A run: its budget, packs, optimiser, schedule, loss normalisation and validation.
 
     pack_tokens: token budget of one pack (several whole trees). accumulate: packs per optimiser
-    step and rank. parallel_packs: packs of a step that are computed at once, each by one thread
-    of its own (CPU only; set num_threads to 1 with it). warmup_share and final_share: see
-    `vla_nav.training.schedule`.
+    step and rank. partition: packs of more tokens than it says are computed in partitions, so that
+    pack_tokens may be larger than what fits in memory. parallel_packs: packs of a step that are
+    computed at once, each by one thread of its own (CPU only; set num_threads to 1 with it).
+    warmup_share and final_share: see `vla_nav.training.schedule`.
     """
 
     pack_tokens: int = 8192
@@ -56,6 +78,7 @@ class TrainingSettings:
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     normalisation: str = "path_mean"
     validation: ValidationSettings = field(default_factory=ValidationSettings)
+    partition: PartitionSettings = field(default_factory=PartitionSettings)
     log_every_steps: int = 20
 
     def __post_init__(self) -> None:
@@ -65,5 +88,10 @@ class TrainingSettings:
                 raise UserError(f"training.{name}={value!r}; an integer of 1 or more is needed")
         if self.normalisation not in _NORMALISATIONS:
             raise unknown_name("losses.normalisation", self.normalisation, _NORMALISATIONS)
+        if self.parallel_packs > 1 and self.partition.tokens is not None:
+            raise UserError(
+                f"training.parallel_packs={self.parallel_packs} computes whole packs at once; with "
+                "training.partition.tokens set it to 1"
+            )
         if not 0.0 <= self.warmup_share < 1.0:
             raise UserError(f"training.warmup_share={self.warmup_share}; allowed: 0 <= share < 1")

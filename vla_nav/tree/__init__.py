@@ -6,6 +6,8 @@ from vla_nav.tree.flatten import flatten, path_supervision, path_token_index
 from vla_nav.tree.history import paths_of
 from vla_nav.tree.layout import Layout, every_layout
 from vla_nav.tree.packing import PackedPolicy, PackedTree, pack
+from vla_nav.tree.partition import Partition, Partitioned, partition
+from vla_nav.tree.path_targets import PathTargets, path_targets
 from vla_nav.tree.prefix_tree import PolicyTargets, PrefixTree
 from vla_nav.tree.stats import FlopModel, TreeStats, flop_bound, total_stats, tree_stats
 from vla_nav.tree.types import (
@@ -26,7 +28,10 @@ __all__ = [
     "Layout",
     "PackedPolicy",
     "PackedTree",
+    "Partition",
+    "Partitioned",
     "Path",
+    "PathTargets",
     "PathTokens",
     "PolicyTargets",
     "PrefixTree",
@@ -41,7 +46,9 @@ __all__ = [
     "flop_bound",
     "frame_segment",
     "pack",
+    "partition",
     "path_supervision",
+    "path_targets",
     "path_token_index",
     "paths_of",
     "seen_steps",
