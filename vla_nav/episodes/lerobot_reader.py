@@ -10,6 +10,7 @@ nothing on disk is ever changed.
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,15 @@ class LeRobotDataset:
     def scene_ids(self) -> list[str]:
         """The scene of every episode, without reading the episodes."""
         return self._read_episodes(["nav/scene_id"]).column(0).to_pylist()
+
+    def num_labels(self) -> list[list[int]]:
+        """Expert labels of every step of every episode, without reading the episodes."""
+        return self._read_episodes(["nav/step_labels"]).column(0).to_pylist()
+
+    def metadata(self, name: str) -> list[Any]:
+        """Every episode's metadata entry `name` (None where it has none), without the episodes."""
+        texts = self._read_episodes(["nav/metadata"]).column(0).to_pylist()
+        return [json.loads(text or "{}").get(name) for text in texts]
 
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with any episode, frame, their order or conventions."""
