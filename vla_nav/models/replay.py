@@ -1,9 +1,9 @@
 """A recorded episode through the policy: the logits that live inference has at every label.
 
 The policy must compute what training computed. `replay` feeds it the recorded frames, poses,
-executed actions and summaries, forces each label's tokens in turn, and returns the logits; `training_logits`
-picks the same ones out of a packed forward. Both are lists over the episode's paths (step by step,
-label by label) of (tokens of the label, V_out).
+executed actions and summaries, forces each label's tokens in turn, and returns the logits;
+`training_logits` picks the same ones out of a packed forward. Both are lists over the episode's
+paths (step by step, label by label) of (tokens of the label, V_out).
 """
 
 from __future__ import annotations
