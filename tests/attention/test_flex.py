@@ -28,14 +28,14 @@ def test_block_mask_is_the_dense_mask(size):
     packed = padded_to(size, seed=size)
     plan = flex.plan(packed)
     mask = plan.block_mask
-    padded = len(plan.subtree_end)
+    padded = len(plan.end)
     assert padded % flex.BLOCK_SIZE == 0
     assert mask.shape == (1, 1, padded, padded)
     index = torch.arange(padded)
     zero = torch.zeros((), dtype=torch.int64)
     # The mask function is safe on the whole padded range, where it reads subtree_end.
     evaluated = mask.mask_mod(zero, zero, index[:, None], index[None, :])
-    assert torch.equal(evaluated, dense_mask(plan.subtree_end))
+    assert torch.equal(evaluated, dense_mask(plan.end))
     assert torch.equal(evaluated[:size, :size], dense_mask(packed.subtree_end))
     assert evaluated.any(dim=1).all()  # no query without a key, padding included
 
@@ -43,8 +43,8 @@ def test_block_mask_is_the_dense_mask(size):
 def test_lists_cover_every_visible_pair_in_both_directions():
     packed = pack([caterpillar(60, "pooled", "hidden"), chain(200)])
     plan = flex.plan(packed)
-    size, blocks = flex.BLOCK_SIZE, len(plan.subtree_end) // flex.BLOCK_SIZE
-    dense = dense_mask(plan.subtree_end).view(blocks, size, blocks, size)
+    size, blocks = flex.BLOCK_SIZE, len(plan.end) // flex.BLOCK_SIZE
+    dense = dense_mask(plan.end).view(blocks, size, blocks, size)
     live, full = dense.any(3).any(1), dense.all(3).all(1)
     for partial_num, partial_idx, full_num, full_idx, is_transposed in (
         (plan.kv_num_blocks, plan.kv_indices, plan.full_kv_num_blocks, plan.full_kv_indices, False),

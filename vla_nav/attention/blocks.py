@@ -19,7 +19,19 @@ smallest // S, then partial ones up to ceil(largest / S): two ranges, no search,
 The other direction is the same entries sorted by query block. Lists are compressed rows
 (CSR: offsets and indices), independent of any kernel library.
 
-Axis legend: T tokens (a multiple of the block size S), J blocks, L live blocks.
+With gateway keys before the own tokens (`mask.py`, everything in joint indices) the same rule holds
+for a rectangle: the query blocks are the own ones, and a prefix block has no diagonal.
+
+    prefix of 2 blocks    key block ->
+                          0 1 | 2 3 4
+    query block 0         F F | P              full while smallest >= the end of the query block;
+                1         F P | F P            here the second prefix block's last keys are seen by
+                2         P . | P . P          a part of the rows only
+
+Query blocks count from the first own one, key blocks from the first of the prefix.
+
+Axis legend: T joint tokens (a multiple of the block size S), Jk key blocks, Jq query blocks, L live
+blocks.
 """
 
 from __future__ import annotations
@@ -40,44 +52,53 @@ class Rows(NamedTuple):
 
 
 class BlockLists(NamedTuple):
-    """Live blocks in both directions. `kv_*`: rows are query blocks and hold key blocks (forward);
-    `q_*`: rows are key blocks and hold query blocks (backward)."""
+    """Live blocks in both directions. `kv_*`: Jq rows, query blocks, hold key blocks (forward);
+    `q_*`: Jk rows, key blocks, hold query blocks (backward)."""
 
     block_size: int
-    num_blocks: int
+    num_query_blocks: int
+    num_key_blocks: int
     kv_partial: Rows
     kv_full: Rows
     q_partial: Rows
     q_full: Rows
 
 
-def block_lists(subtree_end: npt.NDArray[np.int32], *, block_size: int = 128) -> BlockLists:
-    """The lists of a pack: subtree_end (T,) int32, T a multiple of `block_size`. O(T + L)."""
-    if len(subtree_end) == 0 or len(subtree_end) % block_size != 0:
+def block_lists(
+    end: npt.NDArray[np.int32], *, num_prefix: int = 0, block_size: int = 128
+) -> BlockLists:
+    """The lists of a pack: end (T,) int32, joint; T and `num_prefix` are multiples of `block_size`,
+    and the rows are the tokens behind the prefix. O(T + L)."""
+    num_rows = len(end) - num_prefix
+    if num_rows <= 0 or num_rows % block_size != 0 or num_prefix % block_size != 0:
         raise ValueError(
-            f"block lists need a multiple of {block_size} tokens, got {len(subtree_end)}"
+            f"block lists need a multiple of {block_size} tokens, got {num_rows} "
+            f"behind a prefix of {num_prefix}"
         )
-    per_block = subtree_end.reshape(-1, block_size)
-    num_blocks = len(per_block)
-    own = np.arange(num_blocks, dtype=np.int64)
+    per_block = end.reshape(-1, block_size)
+    num_keys, first = len(per_block), num_prefix // block_size  # joint block of query block 0
+    num_queries = num_keys - first
+    block = np.arange(num_keys, dtype=np.int64)
+    own = block >= first
     smallest = per_block.min(axis=1).astype(np.int64)
     largest = per_block.max(axis=1).astype(np.int64)
-    full_stop = np.maximum(smallest // block_size, own + 1)
-    live_stop = np.maximum(-(-largest // block_size), full_stop)
-    q_full = _ranges(own + 1, full_stop)
-    # Row j of the partial list is j itself, then full_stop .. live_stop - 1.
-    lengths = 1 + live_stop - full_stop
+    # In query blocks: row j of the full list is start .. full_stop - 1, and the partial list has
+    # the diagonal (own blocks only), then full_stop .. live_stop - 1.
+    start = np.where(own, block - first + 1, 0)
+    full_stop = np.maximum(smallest // block_size - first, start)
+    live_stop = np.maximum(-(-largest // block_size) - first, full_stop)
+    q_full = _ranges(start, full_stop)
+    lengths = own + live_stop - full_stop
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-    indices = np.where(
-        within == 0, np.repeat(own, lengths), np.repeat(full_stop - 1, lengths) + within
-    )
+    indices = np.arange(offsets[-1]) + np.repeat(full_stop - own - offsets[:-1], lengths)
+    indices[offsets[first:-1]] = np.arange(num_queries)  # the diagonal comes first
     q_partial = Rows(offsets, indices.astype(np.int32))
     return BlockLists(
         block_size,
-        num_blocks,
-        kv_partial=_transpose(q_partial, num_blocks),
-        kv_full=_transpose(q_full, num_blocks),
+        num_queries,
+        num_keys,
+        kv_partial=_transpose(q_partial, num_queries),
+        kv_full=_transpose(q_full, num_queries),
         q_partial=q_partial,
         q_full=q_full,
     )
@@ -105,11 +126,12 @@ def _ranges(start: IntArray, stop: IntArray) -> Rows:
     return Rows(offsets, indices.astype(np.int32))
 
 
-def _transpose(rows: Rows, num_blocks: int) -> Rows:
+def _transpose(rows: Rows, num_indices: int) -> Rows:
     """The same entries with row and index exchanged; indices stay ascending (stable sort)."""
-    row = np.repeat(np.arange(num_blocks, dtype=np.int32), np.diff(rows.offsets))
+    lengths = np.diff(rows.offsets)
+    row = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     order = np.argsort(
-        rows.indices.astype(np.uint16 if num_blocks < 2**16 else np.int32), kind="stable"
+        rows.indices.astype(np.uint16 if num_indices < 2**16 else np.int32), kind="stable"
     )
-    counts = np.bincount(rows.indices, minlength=num_blocks)
+    counts = np.bincount(rows.indices, minlength=num_indices)
     return Rows(np.concatenate([[0], np.cumsum(counts)]), row[order])

@@ -4,22 +4,31 @@
     device          plan.to("cuda")         one BlockMask, reused by every layer
     every layer     attend(q, k, v, plan)   one compiled kernel for all lengths
 
+Gateway keys make a rectangle of it, rows and keys each filled up to whole blocks of 128:
+
+    keys   . . p p p p | r r r r .         the prefix is filled up in front, own tokens behind
+    rows               | r r r r .         end = 0 before the own tokens: a filling key nobody sees
+
 What goes wrong elsewhere, and what is done about it here:
 
 - a mask function that reads past the end where T is no multiple of the block (NaN in backward):
-  the plan's subtree_end always fills whole blocks, and q, k and v are padded to it;
+  the plan's `end` always fills whole blocks, and q, k and v are padded to it;
 - a recompilation for every new length: lengths and list widths come from a small set of buckets
-  and are dynamic sizes of one compiled function;
+  and are dynamic sizes of one compiled function, and no two of them are equal by chance (equal
+  sizes are compiled as one, and once more when they differ); a prefix's length is a tensor, and
+  packs without one keep the mask function that needs none. That makes two graphs per dtype, head
+  shape and gradient mode; past torch's limit of recompilations `attend` raises;
 - block masks derived from a dense T x T mask: never built, the lists come from `blocks.py`;
 - FlexAttention has no backward on the CPU: `attend` refuses there and names `sdpa`.
 
-Axis legend: B batch, T packed tokens, H query heads, Hkv key/value heads, D head dim; J blocks.
+Axis legend: B batch, Q own tokens, P prefix tokens, H query heads, Hkv key/value heads, D head dim;
+Jq query blocks, Jk key blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -40,11 +49,14 @@ _LEAST = 8  # blocks of a pack and of a list: sizes 0 and 1 would be compiled fo
 
 @dataclass(frozen=True, eq=False)
 class FlexPlan:
-    """subtree_end (P,) int32, P = T padded to whole blocks; counts (1, 1, J) int32 and indices
-    (1, 1, J, width) int32 of the partial and full blocks in both directions."""
+    """Q and P; joint `end` (128 Jk,) int32 and `first_row` () int32, the joint index of row 0, with
+    P and Q filled up to whole blocks; counts (1, 1, J) int32 and indices (1, 1, J, width) int32 of
+    the partial and full blocks in both directions, J = Jq for `kv_*` and Jk for `q_*`."""
 
-    length: int
-    subtree_end: torch.Tensor
+    num_tokens: int
+    num_prefix: int
+    end: torch.Tensor
+    first_row: torch.Tensor
     kv_num_blocks: torch.Tensor
     kv_indices: torch.Tensor
     full_kv_num_blocks: torch.Tensor
@@ -55,28 +67,27 @@ class FlexPlan:
     full_q_indices: torch.Tensor
 
     @property
-    def num_tokens(self) -> int:
-        """T, the pack's length."""
-        return self.length
-
-    @property
-    def num_prefix(self) -> int:
-        """P."""
-        return 0
+    def num_rows(self) -> int:
+        """Q, filled up to whole blocks."""
+        return self.kv_num_blocks.shape[-1] * BLOCK_SIZE
 
     @cached_property
     def block_mask(self) -> BlockMask:
         """The block mask on this plan's device, built once."""
-        subtree_end = self.subtree_end
+        end, first_row = self.end, self.first_row
 
-        def mask_mod(
+        def whole_pack(
             b: torch.Tensor, h: torch.Tensor, q_idx: torch.Tensor, kv_idx: torch.Tensor
         ) -> torch.Tensor:
-            return is_visible(q_idx, kv_idx, subtree_end[kv_idx])
+            return is_visible(q_idx, kv_idx, end[kv_idx])
 
-        size = len(subtree_end)
+        def behind_prefix(
+            b: torch.Tensor, h: torch.Tensor, q_idx: torch.Tensor, kv_idx: torch.Tensor
+        ) -> torch.Tensor:
+            return is_visible(q_idx + first_row, kv_idx, end[kv_idx])
+
         return BlockMask(
-            seq_lengths=(size, size),
+            seq_lengths=(self.num_rows, len(end)),
             kv_num_blocks=self.kv_num_blocks,
             kv_indices=self.kv_indices,
             full_kv_num_blocks=self.full_kv_num_blocks,
@@ -86,7 +97,7 @@ class FlexPlan:
             full_q_num_blocks=self.full_q_num_blocks,
             full_q_indices=self.full_q_indices,
             BLOCK_SIZE=(BLOCK_SIZE, BLOCK_SIZE),
-            mask_mod=mask_mod,
+            mask_mod=behind_prefix if self.num_prefix else whole_pack,
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> FlexPlan:
@@ -101,44 +112,52 @@ class FlexPlan:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> FlexPlan:
-        values = self.__getstate__()
-        length = values.pop("length")
-        return FlexPlan(length, **{name: function(value) for name, value in values.items()})
+        tensors: dict[str, Any] = {
+            name: function(value)
+            for name, value in self.__getstate__().items()
+            if isinstance(value, torch.Tensor)
+        }
+        return replace(self, **tensors)
 
 
 def padded_length(num_tokens: int) -> int:
     """The smallest bucket that holds `num_tokens`: whole blocks, at least 8, 8 per doubling."""
-    blocks = max(_LEAST, -(-num_tokens // BLOCK_SIZE))
-    return _bucket(blocks) * BLOCK_SIZE
+    return _bucket(max(_LEAST, _blocks(num_tokens))) * BLOCK_SIZE
 
 
 def padded_prefix(num_prefix: int) -> int:
-    """The smallest bucket that holds a prefix: whole blocks, 8 buckets per doubling; 0 stays 0."""
-    blocks = -(-num_prefix // BLOCK_SIZE)
-    return _bucket(blocks) * BLOCK_SIZE if blocks else 0
+    """The smallest bucket that holds a prefix: whole blocks, 8 per doubling; 0 stays 0."""
+    return _bucket(_blocks(num_prefix)) * BLOCK_SIZE if num_prefix else 0
 
 
 def plan(packed: PackedTree) -> FlexPlan:
-    """Block lists of the pack, padded to whole blocks by tokens that see themselves only."""
-    if len(packed.prefix_end):
-        raise ValueError("flex plans have no prefix yet")
-    length = len(packed.subtree_end)
-    size = -(-length // BLOCK_SIZE) * BLOCK_SIZE
-    subtree_end = np.arange(1, size + 1, dtype=np.int32)
-    subtree_end[:length] = packed.subtree_end.numpy()
-    lists = block_lists(subtree_end, block_size=BLOCK_SIZE)
+    """Block lists of the pack, filled up to whole blocks (module docstring)."""
+    num_tokens, num_prefix = len(packed.subtree_end), len(packed.prefix_end)
+    first_row = _blocks(num_prefix) * BLOCK_SIZE
+    size = first_row + _blocks(num_tokens) * BLOCK_SIZE
+    end = np.arange(1, size + 1, dtype=np.int32)
+    end[: first_row - num_prefix] = 0
+    end[first_row - num_prefix : first_row] = packed.prefix_end.numpy() + first_row
+    end[first_row : first_row + num_tokens] = packed.subtree_end.numpy() + first_row
+    lists = block_lists(end, num_prefix=first_row, block_size=BLOCK_SIZE)
     tensors = []
+    used = {lists.num_query_blocks, lists.num_key_blocks}
     # Both directions have one width, so that the compiled kernel sees few shapes.
     for pair in ((lists.kv_partial, lists.q_partial), (lists.kv_full, lists.q_full)):
-        width = min(lists.num_blocks, _bucket(max(_LEAST, *map(longest_row, pair))))
+        width = _bucket(max(_LEAST, *map(longest_row, pair)))
+        while width in used:
+            width += 1
+        used.add(width)
         for rows in pair:
             counts, indices = padded_rows(rows, width)
             tensors.append(torch.from_numpy(counts)[None, None])  # (1, 1, J)
             tensors.append(torch.from_numpy(indices)[None, None])  # (1, 1, J, width)
     kv_num, kv_idx, q_num, q_idx, full_kv_num, full_kv_idx, full_q_num, full_q_idx = tensors
     return FlexPlan(
-        length,
-        torch.from_numpy(subtree_end),
+        num_tokens,
+        num_prefix,
+        torch.from_numpy(end),
+        torch.tensor(first_row, dtype=torch.int32),
         kv_num_blocks=kv_num,
         kv_indices=kv_idx,
         full_kv_num_blocks=full_kv_num,
@@ -157,13 +176,10 @@ def attend(
     plan: FlexPlan,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """q (B, T, H, D), k and v (B, T, Hkv, D) -> (B, T, H, D). CUDA only."""
+    """q (B, Q, H, D), k and v (B, P+Q, Hkv, D) -> (B, Q, H, D). CUDA only."""
     BACKEND.check_device(q.device)
     heads, kv_heads = check_shapes(q, k, v, plan.num_tokens, plan.num_prefix)
-    length = plan.num_tokens
-    extra = len(plan.subtree_end) - length
-    if extra:
-        q, k, v = (pad(x, (0, 0, 0, 0, 0, extra)) for x in (q, k, v))
+    q, k, v = filled_up(q, k, v, plan)
     out: torch.Tensor = _compiled()(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -171,8 +187,27 @@ def attend(
         block_mask=plan.block_mask,
         scale=scale,
         enable_gqa=heads != kv_heads,
-    )  # (B, H, P, D)
-    return out.transpose(1, 2)[:, :length]
+    )  # (B, H, 128 Jq, D)
+    return out.transpose(1, 2)[:, : plan.num_tokens]
+
+
+def filled_up(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: FlexPlan
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k, v with zeros up to whole blocks; the same tensors where the caller's padding
+    (`padded_length`, `padded_prefix`) has done it."""
+    behind = plan.num_rows - plan.num_tokens
+    before = len(plan.end) - plan.num_rows - plan.num_prefix
+    if behind:
+        q = pad(q, (0, 0, 0, 0, 0, behind))
+    if behind or before:
+        k, v = (pad(x, (0, 0, 0, 0, before, behind)) for x in (k, v))
+    return q, k, v
+
+
+def _blocks(num_tokens: int) -> int:
+    """Blocks that hold `num_tokens`."""
+    return -(-num_tokens // BLOCK_SIZE)
 
 
 def _bucket(count: int) -> int:
@@ -183,8 +218,8 @@ def _bucket(count: int) -> int:
 
 @cache
 def _compiled() -> Any:
-    """FlexAttention compiled once, with dynamic sizes."""
-    return torch.compile(flex_attention, dynamic=True)
+    """FlexAttention compiled once, with dynamic sizes; `fullgraph`: never a dense fallback."""
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
 BACKEND = Backend("flex", plan, attend, padded_length, ("cuda",), padded_prefix)
