@@ -32,7 +32,7 @@ from vla_nav.models.checkpoint import load_policy
 from vla_nav.models.prompt import Layout
 from vla_nav.training.batch import Batch, PackMaker
 from vla_nav.training.curve import CurveLogger, read_curve
-from vla_nav.training.data_stats import data_stats, stats_table
+from vla_nav.training.data_stats import data_stats
 from vla_nav.training.datamodule import open_frames
 from vla_nav.training.dataset import RecordedTrees
 from vla_nav.training.ema import WeightAverage
@@ -46,6 +46,7 @@ from vla_nav.training.settings import (
     TrainingSettings,
     ValidationSettings,
 )
+from vla_nav.training.stats_table import stats_table
 from vla_nav.vision.encoder import TimmEncoder
 
 

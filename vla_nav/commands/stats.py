@@ -1,4 +1,4 @@
-"""Tokens, reuse and speed bounds of recorded episodes under a layout, before any training."""
+"""Tokens, reuse and speed bounds of a data set under one layout or all, before any training."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from omegaconf import DictConfig
 def main(cfg: DictConfig) -> int:
     from pathlib import Path
 
-    from vla_nav.commands.compose import encoder_keywords, instantiate, tree_layout
-    from vla_nav.errors import UserError
+    from vla_nav.commands.compose import encoder_keywords, instantiate, plain, tree_layout
+    from vla_nav.errors import unknown_name
     from vla_nav.files import write_json
-    from vla_nav.training.data_stats import data_stats, stats_table
+    from vla_nav.training.data_stats import StatsOptions, data_stats
+    from vla_nav.training.stats_table import stats_table
 
-    count = cfg.stats.max_episodes
-    if count is not None and count < 1:
-        raise UserError(f"stats.max_episodes={count}: allowed: 1 and more, or null for all")
+    options = plain(cfg.stats)
+    layouts = options.pop("layouts")
+    if layouts not in ("one", "all"):
+        raise unknown_name("stats.layouts", str(layouts), ("one", "all"))
     stats = data_stats(
         cfg.data.path,
         cfg.data.split,
@@ -24,7 +26,9 @@ def main(cfg: DictConfig) -> int:
         action_space=instantiate(cfg.actions),
         layout=tree_layout(cfg.tree),
         supervise=cfg.tree.supervise,
-        max_episodes=count,
+        group=cfg.tree.group,
+        every=layouts == "all",
+        options=StatsOptions(**options),
     )
     target = Path(cfg.paths.output_dir) / "stats.json"
     write_json(target, stats)

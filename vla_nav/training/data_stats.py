@@ -1,6 +1,7 @@
 """What a data set costs under a layout, before any training: tokens, reuse and speed bounds.
 
-    recorded episodes -> prompt -> paths -> prefix trees -> TreeStats, added up
+    recorded episodes, or an episode file with ground truth (lengths only: no frame is needed)
+      -> prompt -> paths -> prefix trees -> TreeStats, added up            once per layout
     shapes of the configured model (no weights are made) -> FlopModel -> FLOP bound
 
 The token bound N_flat / N_tree is what sharing saves in tokens; the FLOP bound is the honest limit
@@ -11,23 +12,71 @@ in the step that flat paths run again for every path.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import nn
 
 from vla_nav.actions.types import ActionSpace
-from vla_nav.errors import UserError
-from vla_nav.models.assembly import ModelConfig, assemble
-from vla_nav.models.prompt import Layout
-from vla_nav.models.vla import VLA
-from vla_nav.training.datamodule import open_recorded, require_conventions
-from vla_nav.tree import FlopModel, PrefixTree, flop_bound, total_stats, tree_stats
-from vla_nav.vision.encoder import TimmEncoder
+from vla_nav.errors import UserError, unknown_name
+from vla_nav.models.assembly import ModelConfig, build_prompt
+from vla_nav.models.prompt import PromptBuilder
+from vla_nav.training.datamodule import require_conventions
+from vla_nav.training.episode_file import open_episodes
+from vla_nav.training.made_summaries import MadeSummaries, episode_paths
+from vla_nav.training.shapes import encoder_flops, flop_model, frame_tokens
+from vla_nav.tree import (
+    FlopModel,
+    Layout,
+    PrefixTree,
+    TreeStats,
+    flop_bound,
+    total_stats,
+    tree_stats,
+)
+from vla_nav.tree.layout import every_layout
+
+GROUPS = ("episode", "trajectory")
+
+
+@dataclass(frozen=True)
+class StatsOptions:
+    """What is counted. max_episodes: at most so many, evenly spread over the split; None for all.
+
+    frame_tokens, pooled_tokens: tokens of one image instead of the encoder's own. role, turn_deg:
+    of an episode file. summary_tokens, summary_steps: see `MadeSummaries`.
+    """
+
+    max_episodes: int | None = None
+    frame_tokens: int | None = None
+    pooled_tokens: int | None = None
+    role: str = ""
+    turn_deg: float = 15.0
+    summary_tokens: int = 32
+    summary_steps: int = 8
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_episodes", 1), ("summary_tokens", 1), ("summary_steps", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                remedy = ", or null for all" if name == "max_episodes" else ""
+                raise UserError(f"stats.{name}={value}: allowed: {least} and more{remedy}")
+
+    @property
+    def summaries(self) -> MadeSummaries:
+        """For episodes that give none."""
+        return MadeSummaries(self.summary_tokens, self.summary_steps)
+
+
+class Counted(NamedTuple):
+    """The counts of one layout: all trees added up, and the tokens of each."""
+
+    layout: Layout
+    group: str
+    total: TreeStats
+    lengths: Sequence[int]
 
 
 def data_stats(
@@ -39,45 +88,148 @@ def data_stats(
     action_space: ActionSpace,
     layout: Layout,
     supervise: str = "own",
-    max_episodes: int | None = None,
+    group: str = "episode",
+    every: bool = False,
+    options: StatsOptions | None = None,
 ) -> dict[str, Any]:
     """Plain values: counts, POR, token and FLOP bound, episode lengths, parameters.
 
-    max_episodes: at most so many, evenly spread over the split; None for all.
+    every: also one row per layout (key `layouts`), with the sizes of `layout`. Raises `UserError`
+    for data that is not there or does not fit, and for impossible options.
     """
-    episodes = open_recorded(data_path, split)
+    options = options or StatsOptions()
+    if group not in GROUPS:
+        raise unknown_name("tree.group", group, GROUPS)
+    episodes = open_episodes(
+        data_path,
+        split,
+        action_space=action_space,
+        prompt=model.prompt,
+        role=options.role,
+        turn_deg=options.turn_deg,
+    )
     if not len(episodes):
         raise UserError(f"{episodes.root}: holds no episode")
-    made = TimmEncoder(**encoder)
-    assembled = assemble(
-        model,
-        action_space=action_space,
-        embodiment=episodes.embodiment,
-        layout=layout,
-        encoder=made,
-        attention="reference",
-    )
-    require_conventions(episodes, assembled.prompt)
-    indices = np.arange(len(episodes))
-    if max_episodes is not None and len(episodes) > max_episodes:
-        indices = np.linspace(0, len(episodes) - 1, max_episodes).astype(int)
-    parts, lengths = [], []
-    for index in indices.tolist():
-        paths, keys = assembled.prompt.paths(episodes[index], supervise=supervise)
-        parts.append(tree_stats(PrefixTree.from_paths(paths, num_frames=len(keys))))
-        lengths.append(parts[-1].num_tree_tokens)
-    total = total_stats(parts)
-    flops = flop_model(assembled.model)
-    steps = episodes.num_steps[indices]
-    return {
+    tokens = frame_tokens(encoder, full=options.frame_tokens, pooled=options.pooled_tokens)
+
+    def builder_of(wanted: Layout) -> PromptBuilder:
+        builder = build_prompt(
+            model,
+            action_space=action_space,
+            embodiment=episodes.embodiment,
+            layout=wanted,
+            num_full=tokens.full,
+            num_pooled=tokens.pooled,
+        )
+        require_conventions(episodes, builder)
+        return builder
+
+    builder = builder_of(layout)
+    flops, num_backbone = flop_model(model, builder.vocabulary, frame_flops=encoder_flops(encoder))
+    chosen = _chosen(episodes, group, options.max_episodes)
+    main = _count(builder, episodes, chosen, layout, group, supervise, options)
+    steps = episodes.num_steps[np.concatenate(chosen)]
+    found: dict[str, Any] = {
         "data": str(episodes.root),
         "data_fingerprint": episodes.fingerprint(),
-        "layout": asdict(layout) | {"supervise": supervise},
+        "layout": asdict(layout) | {"supervise": supervise, "group": group},
         "actions": action_space.name,
-        "episodes": len(indices),
+        "decision": str(action_space.decision),
+        "frame_tokens": tokens.full,
+        "pooled_tokens": tokens.pooled,
+        "episodes": len(steps),
         "steps": int(steps.sum()),
         "steps_per_episode": float(steps.mean()),
-        "tokens_per_episode": {
+        **_row(main, flops),
+        "flops_per_episode": _flops(main.total, flops) / len(steps),
+        "parameters": {
+            "backbone_matrices": flops.linear_parameters,
+            "head": flops.head_parameters,
+            "backbone": num_backbone,
+        },
+    }
+    if every:
+        found["layouts"] = []
+        has_trajectories = "trajectory_id" in episodes[0].metadata
+        for wanted in _all_layouts(layout):
+            if wanted.history == "pooled" and tokens.pooled == 0:
+                continue
+            for way in GROUPS if has_trajectories and wanted.instruction == "last" else GROUPS[:1]:
+                chosen = _chosen(episodes, way, options.max_episodes)
+                counted = _count(
+                    builder_of(wanted), episodes, chosen, wanted, way, supervise, options
+                )
+                about = {"layout": wanted.name, "group": way}
+                found["layouts"].append(about | _row(counted, flops))
+    return found
+
+
+def _all_layouts(like: Layout) -> tuple[Layout, ...]:
+    return every_layout(
+        window=like.window,
+        uniform=like.uniform,
+        summary_every=like.summary_every,
+        summary_keep=like.summary_keep,
+    )
+
+
+def _chosen(episodes: Any, group: str, most: int | None) -> list[list[int]]:
+    """Episode numbers, one list per tree, evenly spread over the split."""
+    if group == "episode":
+        groups = [[index] for index in range(len(episodes))]
+    else:
+        groups = _trajectories(episodes)
+    num_trees = len(groups) if most is None else max(1, most * len(groups) // len(episodes))
+    if most is None or most >= len(episodes):
+        return groups
+    return [groups[int(place)] for place in np.linspace(0, len(groups) - 1, num_trees)]
+
+
+def _trajectories(episodes: Any) -> list[list[int]]:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for index in range(len(episodes)):
+        episode = episodes[index]
+        walk = episode.metadata.get("trajectory_id")
+        if walk is None:
+            raise UserError(
+                f"{episodes.root}: episode {'/'.join(episode.key)} has no trajectory_id; set "
+                "tree.group=episode"
+            )
+        groups.setdefault((episode.scene_id, str(walk)), []).append(index)
+    return list(groups.values())
+
+
+def _count(
+    builder: PromptBuilder,
+    episodes: Any,
+    chosen: list[list[int]],
+    layout: Layout,
+    group: str,
+    supervise: str,
+    options: StatsOptions,
+) -> Counted:
+    parts, lengths = [], []
+    for members in chosen:
+        paths, num_frames = episode_paths(
+            builder,
+            [episodes[index] for index in members],
+            supervise=supervise,
+            summaries=options.summaries,
+        )
+        if not paths:
+            name = "/".join(episodes[members[0]].key)
+            raise UserError(f"{episodes.root}: episode {name} has no step with an expert label")
+        parts.append(tree_stats(PrefixTree.from_paths(paths, num_frames=num_frames)))
+        lengths.append(parts[-1].num_tree_tokens)
+    return Counted(layout, group, total_stats(parts), lengths)
+
+
+def _row(counted: Counted, flops: FlopModel) -> dict[str, Any]:
+    """The numbers of one layout."""
+    total, lengths = counted.total, counted.lengths
+    return {
+        "trees": total.num_trees,
+        "tokens_per_tree": {
             "mean": float(np.mean(lengths)),
             "p95": float(np.percentile(lengths, 95)),
             "max": int(np.max(lengths)),
@@ -88,83 +240,19 @@ def data_stats(
         "token_bound": total.token_bound,
         "pairs_flat": total.num_flat_pairs,
         "pairs_tree": total.num_tree_pairs,
+        "pair_bound": total.num_flat_pairs / total.num_tree_pairs,
         "frames_flat": total.num_flat_frames,
         "frames_tree": total.num_tree_frames,
         "flop_bound": flop_bound(total, replace(flops, frame_flops=0.0)),
         "flop_bound_with_vision": flop_bound(total, flops),
-        "flops_per_episode": flops.flops(
-            tokens=total.num_tree_tokens,
-            pairs=total.num_tree_pairs,
-            predictors=total.num_tree_predictors,
-            frames=total.num_tree_frames,
-        )
-        / len(indices),
-        "parameters": {
-            "backbone_matrices": flops.linear_parameters,
-            "head": flops.head_parameters,
-            "encoder": sum(value.numel() for value in made.parameters()),
-            "all": sum(value.numel() for value in assembled.model.parameters()),
-        },
     }
 
 
-def flop_model(model: VLA) -> FlopModel:
-    """The cost model of a `VLA`: its backbone's matrices, head, attention, and encoder per frame.
-
-    A frozen encoder reads cached features and costs nothing.
-    """
-    config = model.backbone.model.config
-    linear = sum(
-        layer.weight.numel() for layer in model.backbone.modules() if isinstance(layer, nn.Linear)
+def _flops(total: TreeStats, flops: FlopModel) -> float:
+    """Forward and backward FLOPs of the trees."""
+    return flops.flops(
+        tokens=total.num_tree_tokens,
+        pairs=total.num_tree_pairs,
+        predictors=total.num_tree_predictors,
+        frames=total.num_tree_frames,
     )
-    head_dim = getattr(config, "head_dim", None) or (
-        config.hidden_size // config.num_attention_heads
-    )
-    encoder = model.encoder
-    is_in_step = isinstance(encoder, TimmEncoder) and not encoder.is_frozen
-    return FlopModel(
-        linear_parameters=linear,
-        head_parameters=model.num_outputs * config.hidden_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        head_dim=head_dim,
-        frame_flops=encoder_flops(encoder) if is_in_step else 0.0,
-    )
-
-
-def encoder_flops(encoder: TimmEncoder) -> float:
-    """Forward and backward FLOPs of one frame, counted by torch on the CPU."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    frame = torch.zeros((1, *encoder.image_size, 3), dtype=torch.uint8)
-    with FlopCounterMode(display=False) as counter:
-        encoder.encode(frame).float().sum().backward()
-    encoder.zero_grad(set_to_none=True)
-    return float(counter.get_total_flops())
-
-
-def stats_table(stats: Mapping[str, Any]) -> str:
-    """The numbers as an aligned table for people."""
-    layout, lengths = stats["layout"], stats["tokens_per_episode"]
-    rows = [
-        ("data", stats["data"]),
-        (
-            "layout",
-            f"history {layout['history']}, actions {layout['actions']}, "
-            f"supervise {layout['supervise']}; action space {stats['actions']}",
-        ),
-        ("episodes", f"{stats['episodes']:,} with {stats['steps_per_episode']:.1f} steps"),
-        (
-            "tokens per episode",
-            f"mean {lengths['mean']:.0f}, 95 % {lengths['p95']:.0f}, longest {lengths['max']}",
-        ),
-        ("N_flat", f"{stats['n_flat']:,} tokens, {stats['pairs_flat']:,} attended pairs"),
-        ("N_tree", f"{stats['n_tree']:,} tokens, {stats['pairs_tree']:,} attended pairs"),
-        ("POR", f"{stats['por']:.4f}"),
-        ("token bound", f"{stats['token_bound']:.2f} x"),
-        ("FLOP bound", f"{stats['flop_bound']:.2f} x"),
-        ("  encoder in step", f"{stats['flop_bound_with_vision']:.2f} x"),
-        ("FLOPs per episode", f"{stats['flops_per_episode']:.3g} forward and backward"),
-    ]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
