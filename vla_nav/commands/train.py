@@ -21,6 +21,7 @@ def main(cfg: DictConfig) -> int:
         layout=tree_layout(cfg.tree),
         settings=instantiate(cfg.training, normalisation=cfg.losses.normalisation),
         supervise=cfg.tree.supervise,
+        group=cfg.tree.group,
         attention=cfg.attention.name,
         seed=cfg.seed,
         num_workers=cfg.num_workers,

@@ -42,7 +42,8 @@ from vla_nav.vision.encoder import TimmEncoder
 class Recipe:
     """What is trained, and on what.
 
-    encoder: keywords of `TimmEncoder`. attention: a backend's name. supervise: own | all.
+    encoder: keywords of `TimmEncoder`. attention: a backend's name. supervise: own | all. group:
+    episode | trajectory, what makes one tree.
     num_threads: of torch in this process, None for torch's choice.
     """
 
@@ -54,6 +55,7 @@ class Recipe:
     layout: Layout
     settings: TrainingSettings
     supervise: str = "own"
+    group: str = "episode"
     attention: str = "sdpa"
     seed: int = 0
     num_workers: int = 0
@@ -101,6 +103,7 @@ def fit(
         attention=recipe.attention,
         settings=settings,
         supervise=recipe.supervise,
+        group=recipe.group,
         seed=recipe.seed,
         num_workers=recipe.num_workers,
     )

@@ -123,10 +123,11 @@ def _line_paths(root: Segment, instruction: Segment, line: _Line, layout: Layout
     beginning = Trunk(None, root)
     if layout.instruction == "first":
         beginning = Trunk(beginning, instruction)
-    trunk, start, known = beginning, None, 0  # `trunk` holds the steps start .. known - 1
+    start: int | None = None
+    trunk, known = beginning, 0  # `trunk` holds the summary of `start` and the steps up to `known`
     for t in range(first, len(steps)):
         newest = summary_step(layout, t, summaries)
-        if newest != start:
+        if newest is not None and newest != start:
             trunk, start, known = Trunk(beginning, summaries[newest]), newest, newest
         for step in steps[known:t]:
             trunk = _as_history(trunk, step, layout)
