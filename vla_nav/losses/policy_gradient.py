@@ -230,6 +230,10 @@ def _sequence_terms(
         raise ValueError("SequenceClip needs the pack's paths: give paths=path_targets(trees)")
     policy = _policy_of(packed, objective)
     lengths = paths.offsets.diff()  # (K,)
+    if lengths.device.type == "cpu" and len(lengths) != int(packed.num_paths.sum()):
+        raise ValueError(
+            f"paths have {len(lengths)} sequences, the pack has {int(packed.num_paths.sum())}"
+        )
     difference = log_probs - policy.log_probs.to(log_probs.dtype)
     sums = torch.zeros(len(lengths), dtype=log_probs.dtype, device=log_probs.device)
     sums = sums.index_add(0, paths.row, difference[paths.targets])

@@ -5,6 +5,7 @@ from vla_nav.tree.episode import Branch, EpisodeTokens, Label, StepTokens
 from vla_nav.tree.flatten import flatten, path_supervision, path_token_index
 from vla_nav.tree.history import paths_of
 from vla_nav.tree.layout import Layout, every_layout
+from vla_nav.tree.node_splitting import split_long_nodes
 from vla_nav.tree.packing import PackedPolicy, PackedTree, pack
 from vla_nav.tree.partition import Partition, Partitioned, partition
 from vla_nav.tree.path_targets import PathTargets, path_targets
@@ -53,6 +54,7 @@ __all__ = [
     "paths_of",
     "seen_steps",
     "summary_step",
+    "split_long_nodes",
     "text_segment",
     "total_stats",
     "tree_stats",
