@@ -131,6 +131,12 @@ def enable_checkpointing(model: Any) -> None:
     (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
+def disable_checkpointing(model: Any) -> None:
+    """Keep the activations of a transformers model again."""
+    disable = getattr(model, "activation_checkpointing_disable", None)
+    (disable or model.gradient_checkpointing_disable)()
+
+
 def bind_attention() -> None:
     """Register the attention and its mask function under `vla_nav`; idempotent."""
     from transformers import AttentionInterface, AttentionMaskInterface

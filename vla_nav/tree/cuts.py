@@ -80,7 +80,7 @@ def subtree_partitions(
     subtree_end, depth: (T,) of the pack of `trees`. A subtree that fits is kept whole, several of
     them share a partition where they hang from one heavy path; a larger one gives its heavy path.
     """
-    points = cut_points(trees, stride=max(1, capacity // 16))
+    points = cut_points(trees, stride=max(1, capacity // 256))
     stops = [*points[1:].tolist(), len(subtree_end)]
     stop_of = dict(zip(points.tolist(), stops, strict=True))  # node start -> end of its own tokens
     partitions: list[IntArray] = []

@@ -195,7 +195,7 @@ def partition(
     )
     subtree_end, depth = whole.subtree_end.numpy(), whole.position_ids.numpy()
     if mode == "recompute":
-        points = cut_points(trees, stride=max(1, capacity // 16))
+        points = cut_points(trees, stride=max(1, capacity // 256))
         bounds = cheapest_cuts(points, whole.num_tokens, capacity, cost=depth[points])
         stops = [*bounds[1:], whole.num_tokens]
         owns = [np.arange(start, stop) for start, stop in zip(bounds, stops, strict=True)]

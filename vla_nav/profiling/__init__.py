@@ -1,0 +1,1 @@
+"""Measurements: the shapes that are timed, and timing them on a device."""

@@ -1,0 +1,146 @@
+"""Trees and models of the shapes that benchmarks quote, with random data and weights.
+
+    caterpillar  steps x frame + action    root - frame_0 - frame_1 - ...     full history, actions
+                                                     |         |              hidden
+                                                  action    action
+    pooled       steps x (history + leaf)  root - hist_0 - hist_1 - ...       a leaf holds the full
+                                             |       |                        frame and the action
+                                           leaf    leaf
+
+Axis legend: T tokens, F frames, P tokens of a frame, D feature width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_nav.errors import UserError, unknown_name
+from vla_nav.models.backbone import BackboneConfig, build_backbone
+from vla_nav.models.vla import VLA
+from vla_nav.models.vocabulary import Vocabulary
+from vla_nav.seeding import generator
+from vla_nav.tree import EpisodeTokens, Label, Layout, PrefixTree, StepTokens, paths_of
+from vla_nav.tree.types import concatenate, frame_segment, text_segment
+from vla_nav.vision.projector import Projector
+
+# hidden, intermediate, layers, query heads, key heads; head dim 128 (Qwen3's public shapes)
+MODEL_SHAPES = {
+    "tiny": (256, 512, 2, 2, 1),
+    "0.6b": (1024, 3072, 28, 16, 8),
+    "1.7b": (2048, 6144, 28, 16, 8),
+    "4b": (2560, 9728, 36, 32, 8),
+    "8b": (4096, 12288, 36, 32, 8),
+}
+HEAD_DIM = 128
+FEATURE_WIDTH = 768
+_VOCABULARY = Vocabulary(64, ("<frame>",), 0, 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """steps x frame + action tokens behind `prompt` tokens; history: pooled tokens of a frame, 0
+    for a caterpillar."""
+
+    steps: int
+    frame: int
+    action: int
+    prompt: int = 128
+    history: int = 0
+
+    @staticmethod
+    def parse(text: str) -> TreeShape:
+        """`44x196+12`, `60x(68+204)` (history + leaf, 12 of the leaf are its action); `@256` behind
+        it sets the prompt."""
+        body, _, prompt = text.partition("@")
+        steps, _, rest = body.partition("x")
+        first, _, second = rest.strip("()").partition("+")
+        try:
+            numbers = int(steps), int(first), int(second), int(prompt or 128)
+        except ValueError:
+            raise UserError(f"tree shape '{text}'; allowed: 44x196+12 or 60x(68+204)") from None
+        if "(" in rest:
+            return TreeShape(numbers[0], numbers[2] - 12, 12, numbers[3], history=numbers[1])
+        return TreeShape(*numbers)
+
+    def __str__(self) -> str:
+        if self.history:
+            return f"{self.steps}x({self.history}+{self.frame + self.action})"
+        return f"{self.steps}x{self.frame}+{self.action}"
+
+    @property
+    def layout(self) -> Layout:
+        """The layout that gives this shape."""
+        return Layout("pooled" if self.history else "full", "hidden")
+
+
+def synthetic_tree(shape: TreeShape, *, seed: int = 0) -> PrefixTree:
+    """The prefix tree of one made episode: random text and action ids, a frame per step."""
+    rng = generator(seed, "synthetic tree")
+    first_text = _VOCABULARY.num_own
+    placeholder = _VOCABULARY.special("<frame>")
+    prompt = text_segment(rng.integers(first_text, _VOCABULARY.num_tokens, shape.prompt))
+    none = text_segment(())
+    steps = []
+    for t in range(shape.steps):
+        action = text_segment(
+            rng.integers(0, _VOCABULARY.num_actions, shape.action), is_supervised=True
+        )
+        full = frame_segment(placeholder, t, shape.frame)
+        pooled = frame_segment(placeholder, t, shape.history, first=shape.frame)
+        steps.append(StepTokens(full, pooled, none, (Label(action),)))
+    tokens = EpisodeTokens(concatenate(prompt), (none,), tuple(steps))
+    return PrefixTree.from_paths(paths_of(tokens, shape.layout), num_frames=shape.steps)
+
+
+def synthetic_features(shape: TreeShape, num_trees: int, device: str, dtype: torch.dtype) -> Tensor:
+    """Random cached features (F, P, D) of all frames."""
+    num_rows = shape.frame + shape.history
+    draw = np.random.default_rng(0).standard_normal((1, num_rows, FEATURE_WIDTH), np.float32)
+    noise = torch.randn(shape.steps * num_trees, 1, FEATURE_WIDTH, device=device)
+    return (torch.from_numpy(draw).to(device) + noise).to(dtype)
+
+
+def synthetic_model(
+    size: str,
+    attention: str,
+    *,
+    device: str,
+    dtype: torch.dtype,
+    num_patches: int,
+    num_layers: int | None = None,
+    max_positions: int = 2**20,
+) -> VLA:
+    """A randomly initialised VLA of a named size, made on the device."""
+    if size not in MODEL_SHAPES:
+        raise unknown_name("model shape", size, MODEL_SHAPES)
+    hidden, intermediate, layers, heads, kv_heads = MODEL_SHAPES[size]
+    options = {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": num_layers or layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": max_positions,
+    }
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            backbone = build_backbone(
+                BackboneConfig(options=options), num_text=_VOCABULARY.num_text
+            )
+            model = VLA(
+                backbone,
+                Projector(FEATURE_WIDTH, hidden, hidden),
+                _VOCABULARY,
+                num_patches=num_patches,
+                attention=attention,
+            )
+    finally:
+        torch.set_default_dtype(default)
+    return model.to(dtype).train()
