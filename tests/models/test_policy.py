@@ -133,7 +133,11 @@ def test_a_full_context_is_one_clear_line():
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("layout", [Layout("full", "visible"), Layout("pooled", "visible")])
+@pytest.mark.parametrize(
+    "layout",
+    [Layout("full", "visible"), Layout("pooled", "visible"), Layout("full", "hidden", "last")],
+    ids=lambda layout: layout.name,
+)
 def test_while_there_is_room_a_decision_never_exceeds_the_positions(layout):
     (model, builder), _ = small(SPACE, layout=layout)
     model.backbone.max_positions = 128
@@ -149,6 +153,76 @@ def test_while_there_is_room_a_decision_never_exceeds_the_positions(layout):
         _ = [policy.act({0: look(call)}) for call in range(9)]
 
 
+def test_where_a_summary_could_stand_a_slot_without_any_is_refused_and_can_be_helped():
+    layout = Layout("summary", "hidden", summary_every=2, summary_keep=3)
+    (model, builder), _ = small(SPACE, layout=layout)
+    refused, told = VLAPolicy(model, builder), VLAPolicy(model, builder)
+    for policy in (refused, told):
+        policy.reset(0, "go")
+        for call in range(4):  # at step 4 the summary of 2 leaves three frames: 2 3 4
+            policy.act({0: look(call)})
+    told.note_summary(0, 2, "left the room")
+    told.act({0: look(4)})
+    with pytest.raises(UserError, match=r"needs summaries.*step 4; call note_summary") as caught:
+        refused.act({0: look(4)})
+    assert "\n" not in str(caught.value)
+    refused.note_summary(0, 2, "left the room")  # the refused call has moved nothing
+    refused.act({0: look(4)})
+    assert torch.equal(refused.last_logits[0], told.last_logits[0])
+
+
+def test_saying_that_there_is_no_summary_leaves_the_full_history():
+    (model, builder), _ = small(SPACE, layout=Layout("summary", "hidden", summary_keep=1))
+    (full_model, full_builder), _ = small(SPACE, layout=Layout("full", "hidden"))
+    policy, full = VLAPolicy(model, builder), VLAPolicy(full_model, full_builder)
+    policy.reset(0, "go")
+    full.reset(0, "go")
+    for call in range(4):
+        if call:
+            policy.note_summary(0, call, None)
+        policy.act({0: look(call)})
+        full.act({0: look(call)})
+        assert torch.equal(policy.last_logits[0], full.last_logits[0])
+    policy.note_summary(0, 3, "saw a door")
+    policy.act({0: look(4)})
+    full.act({0: look(4)})
+    assert not torch.equal(policy.last_logits[0], full.last_logits[0])
+
+
+def test_notes_that_make_no_sense_are_named():
+    (model, builder), _ = small(SPACE, layout=Layout("window", "visible"))
+    policy = VLAPolicy(model, builder)
+    with pytest.raises(ValueError, match="'hall': no episode has begun; call reset"):
+        policy.act({"hall": look()})
+    policy.reset("hall", "go")
+    with pytest.raises(ValueError, match="before the episode's first act"):
+        policy.note_executed("hall", (1,))
+    with pytest.raises(UserError, match=r"tree\.history=window, which uses none"):
+        policy.note_summary("hall", 1, "saw a door")
+    (model, builder), _ = small(SPACE, layout=Layout("summary", "visible"))
+    policy = VLAPolicy(model, builder)
+    policy.reset("hall", "go")
+    policy.act({"hall": look()})
+    for step in (0, 2):
+        with pytest.raises(UserError, match=f"summary of step {step}, allowed: 1 to 1"):
+            policy.note_summary("hall", step, "saw a door")
+
+
+def test_a_refused_call_moves_no_slot():
+    """One slot's context is too long; the other, in the same call, goes on as if never asked."""
+    (model, builder), _ = small(SPACE, layout=Layout("full", "visible"))
+    policy, alone = VLAPolicy(model, builder), VLAPolicy(model, builder)
+    policy.reset(0, "go")
+    alone.reset(0, "go")
+    policy.reset(1, "go " * 600)
+    for call in range(3):
+        with pytest.raises(UserError, match=r"slot 1: a context of .* exceeds"):
+            policy.act({0: look(9), 1: look(9)})
+        policy.act({0: look(call)})
+        alone.act({0: look(call)})
+        assert torch.equal(policy.last_logits[0], alone.last_logits[0])
+
+
 def test_no_observation_is_no_action_and_the_model_keeps_its_mode():
     (model, builder), _ = small(SPACE)
     model.train()
@@ -159,6 +233,8 @@ def test_no_observation_is_no_action_and_the_model_keeps_its_mode():
     assert model.training
     with pytest.raises(UserError, match="temperature"):
         VLAPolicy(model, builder, temperature=-1)
+    with pytest.raises(UserError, match="temperature"):
+        VLAPolicy(model, builder, temperature=float("nan"))
 
 
 def test_black_images_change_the_logits():
