@@ -51,6 +51,7 @@ def lay_out(root: TrieNode) -> Preorder:
     node_depth: list[int] = []
     node_end: list[int] = []
     node_stop: list[int] = []  # end of the node's own tokens
+    root.node = -1
     index, number = 0, 0
     stack = _lightest_first(root)
     while stack:

@@ -4,8 +4,9 @@
     a b c    ->          |   *        nodes split where paths part or end (* = a path ends);
     a b x                x *          a node is a slice of one segment
 
-Shared segments are recognised by identity before any token is compared, and a shared `Trunk` is
-walked once, so an episode costs O(segments), not O(sum of path lengths).
+Shared segments are recognised by the identity of their keys before any token is compared (text
+segments of one array have the same keys object, supervised or not), and a shared `Trunk` is walked
+once. So an episode costs O(segments), not O(sum of path lengths).
 
 Splitting keeps the old object as the *lower* part: whoever holds a node holds the place at that
 node's end, and that place never moves.
@@ -28,7 +29,11 @@ FrameMerging = Literal["token", "atomic"]
 
 
 class TrieNode:
-    """Tokens segment[start:stop], the nodes that follow, and whether a path ends here."""
+    """Tokens segment[start:stop], the nodes that follow, and whether a path ends here.
+
+    `lay_out` sets weight (tokens of the subtree), index (place of the first token in the pack) and
+    node (number of the prefix tree's node that it belongs to, -1 for the root).
+    """
 
     __slots__ = (
         "children",
@@ -38,25 +43,35 @@ class TrieNode:
         "node",
         "parent",
         "segment",
+        "segment_keys",
         "start",
         "weight",
     )
 
-    def __init__(self, segment: Segment, start: int, stop: int, parent: TrieNode | None) -> None:
+    weight: int
+    index: int
+    node: int
+
+    def __init__(
+        self,
+        segment: Segment,
+        segment_keys: IntArray,
+        start: int,
+        length: int,
+        parent: TrieNode | None,
+    ) -> None:
         self.segment = segment
+        self.segment_keys = segment_keys
         self.start = start
-        self.length = stop - start
+        self.length = length
         self.parent = parent
         self.children: dict[Hashable, TrieNode] = {}
         self.is_path_end = False
-        self.weight = 0  # tokens of the subtree
-        self.index = 0  # place of its first token in the pack
-        self.node = -1  # number of the node of the prefix tree that it belongs to
 
     @property
     def keys(self) -> IntArray:
         """(length,) merge keys of this node's tokens."""
-        return self.segment.keys[self.start : self.start + self.length]
+        return self.segment_keys[self.start : self.start + self.length]
 
 
 class Span(NamedTuple):
@@ -79,7 +94,7 @@ class Place(NamedTuple):
 
 def merge_paths(paths: Sequence[Path], frame_merging: FrameMerging) -> tuple[TrieNode, list[Place]]:
     """The trie's empty root, and for each path the place where it ends."""
-    root = TrieNode(_EMPTY, 0, 0, None)
+    root = TrieNode(_EMPTY, _EMPTY.keys, 0, 0, None)
     start = Place(root, None)
     known: dict[int, Place] = {}  # id(trunk) -> its end
     atoms: dict[bytes, Segment] = {}
@@ -121,10 +136,10 @@ def _walk(place: Place, segments: Iterable[Segment]) -> Place:
             continue
         child = node.children.get(first)
         if child is None:
-            child = TrieNode(segment, 0, length, node)
+            child = TrieNode(segment, keys, 0, length, node)
             node.children[first] = child
             node = child
-        elif child.segment is segment and child.length == length:
+        elif child.segment_keys is keys and child.length == length:
             node = child
         else:
             node = _extend(node, segment, keys)
@@ -149,11 +164,11 @@ def _extend(node: TrieNode, segment: Segment, keys: IntArray) -> TrieNode:
         key = int(keys[position])
         child = node.children.get(key)
         if child is None:
-            child = TrieNode(segment, position, stop, node)
+            child = TrieNode(segment, keys, position, stop - position, node)
             node.children[key] = child
             return child
         common = min(child.length, stop - position)
-        if child.segment is not segment or child.start != position:
+        if child.segment_keys is not keys or child.start != position:
             differs = child.keys[:common] != keys[position : position + common]
             first = int(differs.argmax())
             common = first if differs[first] else common
@@ -167,7 +182,7 @@ def _extend(node: TrieNode, segment: Segment, keys: IntArray) -> TrieNode:
 def _split(node: TrieNode, length: int) -> TrieNode:
     """Cut the first `length` tokens off `node` into a parent of its own, and return that."""
     assert node.parent is not None
-    upper = TrieNode(node.segment, node.start, node.start + length, node.parent)
+    upper = TrieNode(node.segment, node.segment_keys, node.start, length, node.parent)
     node.parent.children[int(upper.keys[0])] = upper
     node.parent = upper
     node.start += length
@@ -183,7 +198,7 @@ def _extend_atomic(node: TrieNode, segment: Segment) -> TrieNode:
     key = (int(segment.frame_index[0]), segment.patch_index.tobytes())
     child = node.children.get(key)
     if child is None:
-        child = TrieNode(segment, 0, len(segment), node)
+        child = TrieNode(segment, segment.keys, 0, len(segment), node)
         node.children[key] = child
     return child
 
