@@ -15,7 +15,7 @@ from vla_nav.errors import UserError
 from vla_nav.models.prompt import Layout, PoseTokens, PromptBuilder, PromptConfig
 from vla_nav.models.tokenizer import load_tokenizer
 from vla_nav.models.vocabulary import Vocabulary
-from vla_nav.tree import PrefixTree
+from vla_nav.tree import PrefixTree, StepTokens, context_of, every_layout
 
 SPACE = WaypointSpace()
 TOKENIZER = load_tokenizer()
@@ -114,22 +114,110 @@ def test_an_empty_instruction_still_has_a_root():
     assert len(builder().root()) >= 1
 
 
-@pytest.mark.parametrize("num_steps", [4, 31, 32, 33, 64, 87])
-@pytest.mark.parametrize("history", ["full", "pooled"])
-@pytest.mark.parametrize("actions", ["hidden", "visible"])
-def test_every_step_including_stop_is_supervised_exactly_once(num_steps, history, actions):
-    prompt = builder(layout=Layout(history, actions))
-    found, _ = episode(1, SPACE, num_steps=num_steps, max_labels=1)
-    paths, keys = prompt.paths(found)
-    tree = PrefixTree.from_paths(paths, num_frames=len(keys))
-    expected = [
-        prompt.action_space.encode(SPACE.label(step.pose, step.labels[0])) for step in found.steps
-    ]
-    assert expected[-1] == (0,)
-    assert len(paths) == num_steps
-    assert tree.loss_weights.sum() == sum(map(len, expected))
-    taught = [path.tokens().token_ids[path.tokens().is_supervised].tolist() for path in paths]
-    assert taught == [list(tokens) for tokens in expected]
+@pytest.fixture(scope="module")
+def lengthy():
+    """Episodes of lengths around a window of 32, with a summary every 16 steps."""
+    found = []
+    for num_steps in (4, 31, 32, 33, 64, 87):
+        made, _ = episode(1, SPACE, num_steps=num_steps, max_labels=1)
+        texts = {str(s): f"{s} steps done" for s in range(16, num_steps, 16)}
+        found.append(replace(made, metadata={"summaries": texts}))
+    return found
+
+
+@pytest.mark.parametrize(
+    "layout", every_layout(window=32, uniform=32, summary_keep=16), ids=lambda x: x.name
+)
+def test_every_step_including_stop_is_supervised_exactly_once(lengthy, layout):
+    prompt = builder(layout=layout)
+    for found in lengthy:
+        paths, keys = prompt.paths(found)
+        tree = PrefixTree.from_paths(paths, num_frames=len(keys))
+        expected = [SPACE.encode(SPACE.label(step.pose, step.labels[0])) for step in found.steps]
+        assert expected[-1] == (0,)
+        assert len(paths) == len(found.steps)
+        assert tree.loss_weights.sum() == sum(map(len, expected))
+        taught = [path.tokens().token_ids[path.tokens().is_supervised].tolist() for path in paths]
+        assert taught == [list(tokens) for tokens in expected]
+
+
+@pytest.mark.parametrize(
+    "layout", every_layout(window=2, uniform=3, summary_keep=2), ids=lambda x: x.name
+)
+def test_live_segments_make_the_recorded_contexts(layout):
+    """What the policy can build step by step is what training puts before the label."""
+    prompt = builder(layout=layout, config=PromptConfig(separator=True, pose=PoseTokens()))
+    made, _ = episode(3, SPACE, num_steps=7, max_labels=1)
+    found = replace(made, metadata={"summaries": {"2": "first two", "4": "first four"}})
+    live, summaries = [], {2: prompt.summary("first two"), 4: prompt.summary("first four")}
+    paths, _ = prompt.paths(found)
+    for t, (step, path) in enumerate(zip(found.steps, paths, strict=True)):
+        full, pooled = prompt.observation([t], step.pose, found.start_pose)
+        executed = prompt.action(SPACE.executed(step), is_supervised=False)
+        live.append(StepTokens(full, pooled, executed))
+        given = {s: text for s, text in summaries.items() if s <= t}
+        instruction = prompt.instruction(found.instruction)
+        context = context_of(prompt.root(), instruction, live, layout, t, given)
+        before = np.concatenate([segment.keys for segment in context])
+        whole = np.concatenate([segment.keys for segment in path.all_segments])
+        assert np.array_equal(before, whole[: len(before)])
+        assert len(before) == len(whole) - len(path.segments[-1])
+        assert context[-1].token_ids[-1] == prompt.vocabulary.special("<act>")
+
+
+def test_an_instruction_that_is_last_stands_behind_the_frame():
+    config = PromptConfig(separator=True)
+    found, _ = episode(0, SPACE, num_steps=2, max_labels=1)
+    first, last = (
+        builder(config=config, layout=Layout(instruction=place)) for place in ("first", "last")
+    )
+    act = first.vocabulary.special("<act>")
+    text = list(first.vocabulary.text(TOKENIZER.encode(found.instruction)))
+    for prompt, num_act in ((first, 2), (last, 1)):
+        path = prompt.paths(found)[0][1]
+        ids = path.tokens().token_ids.tolist()[: -len(path.segments[-1])]
+        assert ids.count(act) == num_act  # behind each frame, or once, behind the instruction
+        assert ids[-1] == act
+    assert ids[-1 - len(text) : -1] == text
+
+
+def test_episodes_of_one_group_share_the_rows_of_frames_that_they_both_saw():
+    one, _ = episode(4, SPACE, num_steps=5, max_labels=1)
+    other = [replace(step, frames={"front": f"other-{k}"}) for k, step in enumerate(one.steps)]
+    steps = (*one.steps[:3], *other[3:])
+    two = replace(one, instruction="the other way round", steps=steps)
+    prompt = builder(layout=Layout(instruction="last"), config=PromptConfig(pose=PoseTokens()))
+    tokens, keys = prompt.episodes((one, two))
+    assert keys[:5] == tuple(step.frames["front"] for step in one.steps)
+    assert len(keys) == 7
+    assert [len(set(part.steps[4].full.frame_index.tolist()) - {-1}) for part in tokens] == [1, 1]
+    shared = [a.full is b.full for a, b in zip(*(part.steps for part in tokens), strict=True)]
+    assert shared == [True, True, True, False, False]
+    paths, keys = prompt.paths(one, two)
+    both = PrefixTree.from_paths(paths, num_frames=len(keys))
+    alone = [PrefixTree.from_paths(prompt.paths(e)[0]).num_tokens for e in (one, two)]
+    shared_tokens = len(prompt.root()) + 3 * len(tokens[0].steps[0].full) + 3  # the next pose
+    assert both.num_tokens == sum(alone) - shared_tokens
+    assert both.num_paths == 10
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, r"metadata 'summaries' has none for 20 steps and tree.history=summary needs one"),
+        ({"summaries": "text"}, "is 'text'; give a mapping from steps to texts"),
+        ({"summaries": {"0": "text"}}, "has '0': 'text'; allowed: steps from 1 on"),
+        ({"summaries": {"soon": "text"}}, "has 'soon': 'text'"),
+        ({"summaries": {"3": 4}}, "has '3': 4"),
+    ],
+)
+def test_summaries_that_cannot_be_used_are_refused_in_one_line(given, message):
+    made, _ = episode(0, SPACE, num_steps=20)
+    found = replace(made, metadata=given)
+    with pytest.raises(UserError, match=message) as caught:
+        builder(layout=Layout("summary")).episode(found)
+    assert "\n" not in str(caught.value)
+    builder(layout=Layout("full")).episode(found)  # which uses none
 
 
 def test_hidden_actions_are_never_context():

@@ -6,6 +6,7 @@ how far to walk, white = STOP) plus noise, so that a model of a few thousand par
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +46,13 @@ def write_recorded(
     steps: tuple[int, int] = (3, 6),
     image_px: int = 16,
     seed: int = 0,
+    num_instructions: int = 0,
 ) -> Path:
-    """Write `<root>/recorded/<split>` and return its folder. steps: fewest and most per episode."""
+    """Write `<root>/recorded/<split>` and return its folder. steps: fewest and most per episode.
+
+    num_instructions: with 1 and more every episode is recorded so often, each time with another
+    instruction, and carries its trajectory_id and a summary of its first two steps.
+    """
     folder = root / "recorded" / split
     rng = np.random.default_rng(seed)
     with LeRobotWriter(
@@ -54,7 +60,14 @@ def write_recorded(
     ) as writer:
         for number in range(num_episodes):
             episode, frames = _episode(rng, number, number % num_scenes, split, steps, image_px)
-            writer.add(episode, frames)
+            if not num_instructions:
+                writer.add(episode, frames)
+            for copy in range(num_instructions):
+                metadata = {"trajectory_id": number, "summaries": {"2": f"two steps of {copy}"}}
+                text = f"{episode.instruction} Take {copy + 1}."
+                name = f"{episode.episode_id}-{copy}"
+                one = replace(episode, episode_id=name, instruction=text, metadata=metadata)
+                writer.add(one, frames)
         writer.finalise()
     return folder
 

@@ -22,17 +22,22 @@ from vla_nav.training.datamodule import RecordedData, held_out, open_frames
 from vla_nav.training.dataset import PackDataset, RecordedTrees, StepDataset, StepSampler
 from vla_nav.training.packing import PackOrder, sequential_packs
 from vla_nav.training.settings import TrainingSettings, ValidationSettings
-from vla_nav.tree import flatten
+from vla_nav.tree import every_layout, flatten
 from vla_nav.vision.encoder import TimmEncoder
 
-LAYOUTS = [
-    Layout(history, actions) for history in ("full", "pooled") for actions in ("hidden", "visible")
-]
+LAYOUTS = every_layout(window=2, uniform=3, summary_keep=1)
+by_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_data(tmp_path_factory.mktemp("data"), num_episodes=13)
+
+
+@pytest.fixture(scope="module")
+def routes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five trajectories with two instructions each."""
+    return make_data(tmp_path_factory.mktemp("routes"), num_episodes=5, num_instructions=2)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +56,12 @@ def prompt(data: Path, layout: Layout, space: object = None) -> PromptBuilder:
     )
 
 
-def trees(data: Path, encoder: TimmEncoder, layout: Layout) -> RecordedTrees:
+def trees(
+    data: Path, encoder: TimmEncoder, layout: Layout, group: str = "episode"
+) -> RecordedTrees:
     episodes = LeRobotDataset(data / "recorded" / "train")
-    return RecordedTrees(episodes, prompt(data, layout), open_frames(data, "train", encoder))
+    frames = open_frames(data, "train", encoder)
+    return RecordedTrees(episodes, prompt(data, layout), frames, group=group)
 
 
 def recorded_data(
@@ -69,25 +77,80 @@ def recorded_data(
     )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_lengths_bound_the_trees_closely(data: Path, encoder: TimmEncoder, layout: Layout) -> None:
-    made = trees(data, encoder, layout)
-    real = np.array([made[index].tree.num_tokens for index in range(len(made))])
+@by_layout
+@pytest.mark.parametrize("group", ["episode", "trajectory"])
+def test_lengths_bound_the_trees_closely(
+    routes: Path, encoder: TimmEncoder, layout: Layout, group: str
+) -> None:
+    made = trees(routes, encoder, layout, group)
     bound = made.lengths()
+    made = trees(routes, encoder, layout, group)  # nothing built yet
+    real = np.array([made[index].tree.num_tokens for index in range(len(made))])
     assert (real <= bound).all()
-    slack = 2 if layout.actions == "hidden" else 2 + 2 * made.episodes.num_steps.max()
-    assert (bound - real).max() <= slack
+    # STOP saves two tokens; where actions are visible, labels and executed actions can merge.
+    num_actions = made.episodes.num_steps.max() if layout.actions == "visible" else 0
+    per_episode = 2 + 3 * num_actions * (3 if layout.history == "uniform" else 1)
+    merged = {text: len(made.builder.instruction(text)) for text in made.episodes.instructions()}
+    shared = min(merged.values()) if group == "trajectory" else 0  # their common beginning
+    assert (bound - real).max() <= len(made.members[0]) * (per_episode + shared)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_every_label_is_supervised_once(data: Path, encoder: TimmEncoder, layout: Layout) -> None:
-    made = trees(data, encoder, layout)
-    labels = labels_of(data)
+@by_layout
+def test_every_label_is_supervised_once(routes: Path, encoder: TimmEncoder, layout: Layout) -> None:
+    made = trees(routes, encoder, layout)
+    labels = labels_of(routes)
     for index in range(len(made)):
         tree = made[index].tree
         assert tree.num_paths == labels[index]
         supervised = sum(int(path.tokens().is_supervised.sum()) for path in flatten(tree))
         assert supervised == int(tree.loss_weights.sum())
+
+
+def test_episodes_of_a_trajectory_are_one_tree_that_shares_their_frames(
+    routes: Path, encoder: TimmEncoder
+) -> None:
+    layout = Layout(instruction="last")
+    made = trees(routes, encoder, layout, "trajectory")
+    alone = trees(routes, encoder, layout)
+    assert (len(made), len(alone)) == (5, 10)
+    episodes = list(made.episodes)
+    labels = labels_of(routes)
+    for index, numbers in enumerate(made.members):
+        assert len({episodes[number].metadata["trajectory_id"] for number in numbers}) == 1
+        assert len({episodes[number].instruction for number in numbers}) == 2
+        tree, rows = made[index]
+        assert tree.num_paths == labels[list(numbers)].sum()
+        assert np.array_equal(rows, alone[numbers[0]].rows)  # the frames of both, once
+        frames = np.flatnonzero(tree.frame_index >= 0)
+        assert len(frames) == 4 * len(episodes[numbers[0]].steps)
+    assert [name.rpartition("/")[2] for name in made.names()] == [
+        f"{number:05d}-0" for number in range(5)
+    ]
+    assert made.scene_ids() == [f"train-scene-{number}" for number in range(5)]
+    assert made.text_ids(range(5)) == alone.text_ids(range(10))
+
+
+def test_text_rows_of_summaries_are_used_where_the_layout_shows_them(
+    routes: Path, encoder: TimmEncoder
+) -> None:
+    with_text, without = (
+        trees(routes, encoder, Layout(history, summary_keep=1)) for history in ("summary", "full")
+    )
+    for made in (with_text, without):
+        num_own = made.builder.vocabulary.num_own
+        shown = {int(token) for k in range(10) for token in made[k].tree.token_ids}
+        texts = {0, *(token - num_own for token in shown if token >= num_own)}
+        assert made.text_ids(range(10)) == texts
+    assert with_text.text_ids(range(10)) > without.text_ids(range(10))
+
+
+def test_a_group_that_the_data_cannot_make_is_refused(
+    data: Path, routes: Path, encoder: TimmEncoder
+) -> None:
+    with pytest.raises(UserError, match=r"needs metadata 'trajectory_id' and episode toy/train//0"):
+        trees(data, encoder, LAYOUTS[0], "trajectory")
+    with pytest.raises(UserError, match=r"unknown tree.group 'trajectories'"):
+        trees(routes, encoder, LAYOUTS[0], "trajectories")
 
 
 def test_a_packs_frames_are_the_recorded_pixels_in_frame_table_order(
@@ -160,6 +223,21 @@ def test_held_out_scenes_are_never_trained_on(data: Path, encoder: TimmEncoder) 
     assert held_out(scenes, 0.0, 0).sum() == 0
     with pytest.raises(UserError, match="holdout_share"):
         held_out(["one"], 0.5, 0)
+
+
+def test_a_trajectory_is_never_split_between_training_and_validation(
+    routes: Path, encoder: TimmEncoder
+) -> None:
+    made = RecordedData(
+        routes,
+        "train",
+        builder=prompt(routes, Layout(instruction="last")),
+        encoder=encoder,
+        attention="sdpa",
+        settings=settings(validation=ValidationSettings(holdout_share=0.4), pack_tokens=400),
+        group="trajectory",
+    )
+    assert (made.num_episodes, made.num_validation) == (6, 4)  # two instructions for each
 
 
 def test_sampler_begins_where_it_is_told() -> None:
