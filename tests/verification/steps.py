@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.tree.random_paths import token_list
-from tests.verification.tiny_models import flat_copy, flat_forward, packed_forward
+from tests.verification import tiny_models
+from tests.verification.tiny_models import packed_forward
 from vla_nav.losses import weighted_cross_entropy
 from vla_nav.tree import PackedTree, PrefixTree, pack
 from vla_nav.verification import Sample
@@ -46,7 +47,14 @@ class Bound(NamedTuple):
     parameters: float
 
 
-def flat_step(model: nn.Module, samples: Sequence[Sample], normalisation: str) -> Step:
+def flat_step(
+    model: nn.Module,
+    samples: Sequence[Sample],
+    normalisation: str,
+    *,
+    flat_copy: Callable = tiny_models.flat_copy,
+    flat_forward: Callable = tiny_models.flat_forward,
+) -> Step:
     """Every path by itself; `model` stays as it was."""
     flat = flat_copy(model)
     names = [name for name, value in flat.named_parameters() if value.requires_grad]
@@ -74,7 +82,7 @@ def flat_step(model: nn.Module, samples: Sequence[Sample], normalisation: str) -
                     sums[k] += grad
                     size[names[k]] += float(grad.double().norm())
     gradients = dict(zip(names, sums, strict=True))
-    return Step(logits, loss, gradients, _updated(flat, gradients), size)
+    return Step(logits, loss, gradients, updated(flat, gradients), size)
 
 
 def denominator(samples: Sequence[Sample], sample: Sample, normalisation: str) -> float:
@@ -113,7 +121,7 @@ def tree_step(
         key: [row] for key, row in zip(target_keys(packed), out.detach().unbind(), strict=True)
     }
     assert len(logits) == len(out), "two targets of one prefix"
-    return Step(logits, float(loss.detach()), gradients, _updated(ours, gradients), {})
+    return Step(logits, float(loss.detach()), gradients, updated(ours, gradients), {})
 
 
 def trees_of(samples: Sequence[Sample]) -> list[PrefixTree]:
@@ -166,16 +174,16 @@ def assert_equal_steps(ours: Step, flat: Step, bound: Bound, *, is_signed: bool 
         assert relative(ours.parameters[name], value) <= bound.parameters, name
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    """||found - expected|| / ||expected||."""
-    gap = float((found.double() - expected.double()).norm())
-    return gap / max(float(expected.double().norm()), 1e-300)
-
-
-def _updated(model: nn.Module, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+def updated(model: nn.Module, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     """The parameters after one AdamW step on these gradients."""
     named = {name: value for name, value in model.named_parameters() if name in gradients}
     for name, value in named.items():
         value.grad = gradients[name]
     torch.optim.AdamW(named.values(), lr=1e-3, weight_decay=0.01).step()
     return {name: value.detach() for name, value in named.items()}
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """||found - expected|| / ||expected||."""
+    gap = float((found.double() - expected.double()).norm())
+    return gap / max(float(expected.double().norm()), 1e-300)

@@ -17,7 +17,7 @@ from tests.verification.tiny_models import (
     with_float64_norms,
 )
 from vla_nav.attention import backend, sdpa
-from vla_nav.tree import pack
+from vla_nav.tree import Path, PrefixTree, pack, text_segment
 from vla_nav.tree.packing import PackedTree
 from vla_nav.verification import Bounds, check_equivalence, check_leakage
 from vla_nav.verification.equivalence import trees_of
@@ -70,9 +70,20 @@ def test_shifting_the_sequence_instead_of_gathering_at_predictors(samples):
 
 
 def test_circular_shift_lets_the_last_token_predict_the_root(samples):
-    size = sum(tree.num_tokens for tree in trees_of(samples))
-    wrong = changed(predictor_index=lambda packed: (packed.target_index - 2) % size)
-    assert "logits at every target" in violated(samples, forward=wrong)
+    # labels = roll(token_ids, -1): the last token of a tree gets the first one as its target.
+    rolled = [
+        replace(
+            tree,
+            target_index=np.append(tree.target_index, 0),
+            predictor_index=np.append(tree.predictor_index, tree.num_tokens - 1),
+            loss_weights=np.append(tree.loss_weights, 1.0),
+        )
+        for tree in trees_of(samples)
+    ]
+    assert {"loss", "gradients", "sum of weights"} <= violated(samples, trees=rolled)
+    # A first token that is supervised has no predictor: refused instead of rolled.
+    with pytest.raises(ValueError, match="nothing can predict it"):
+        PrefixTree.from_paths([Path((text_segment([1, 2], is_supervised=True),))])
 
 
 def test_first_token_of_a_node_never_supervised(samples):
