@@ -11,25 +11,21 @@ Which of them a step sees, and in which order: `vla_nav.tree.contexts`. One buil
 (`episode`) and the policy (`root`, `instruction`, `observation`, `action`, `summary`), so the two
 cannot drift apart. The model predicts an action from the last token before it: the last vision
 token of the frame (of the instruction where that is last), or `<act>` where `separator` is set.
-
-The facts (robot and cameras as text) cost tokens in every tree and say nothing while all episodes
-share them: `facts: none` leaves them out, `compact` writes numbers alone, `full` a sentence.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from vla_nav.actions.manoeuvre import grid_index
 from vla_nav.actions.types import Action, ActionSpace
 from vla_nav.episodes.types import Embodiment, Episode, Pose, Step
 from vla_nav.errors import UserError, unknown_name
+from vla_nav.models.prompt_config import PoseTokens, PromptConfig, facts_of, streams_of
 from vla_nav.models.summaries import summaries_of
 from vla_nav.models.tokenizer import Tokenizer
 from vla_nav.models.vocabulary import Vocabulary
@@ -38,66 +34,8 @@ from vla_nav.tree.types import concatenate, frame_segment, text_segment
 
 __all__ = ["Frames", "Layout", "PoseTokens", "PromptBuilder", "PromptConfig", "frame_array"]
 
-FACTS = ("none", "compact", "full")
 _BEGIN, _ACT = "<begin>", "<act>"
 _EMPTY = text_segment(())
-
-
-@dataclass(frozen=True)
-class PoseTokens:
-    """The pose relative to the start as three tokens: forward and left in cells of `grid_m`,
-    clipped at `range_m`, and yaw in bins of `angle_deg`."""
-
-    grid_m: float = 0.5
-    range_m: float = 20.0
-    angle_deg: float = 30.0
-
-    @property
-    def num_cells(self) -> int:
-        """Cells of one axis, from -range to +range."""
-        return 2 * round(self.range_m / self.grid_m) + 1
-
-    @property
-    def num_tokens(self) -> int:
-        """Ids of the three coordinates."""
-        return 2 * self.num_cells + round(360 / self.angle_deg)
-
-    def indices(self, start: Pose, pose: Pose) -> tuple[int, int, int]:
-        """Local pose ids (forward, left, yaw) of `pose` seen from `start`."""
-        forward, left, yaw = start.relative(pose)
-        half = self.num_cells // 2
-        x, y = (
-            max(-half, min(half, grid_index(value, self.grid_m))) + half
-            for value in (forward, left)
-        )
-        num_angles = round(360 / self.angle_deg)
-        angle = grid_index(math.degrees(yaw), self.angle_deg) % num_angles
-        return x, self.num_cells + y, 2 * self.num_cells + angle
-
-
-@dataclass(frozen=True)
-class PromptConfig:
-    """What a prompt holds. cameras: names in order, or None for all of the embodiment's."""
-
-    cameras: tuple[str, ...] | None = None
-    depth: bool = False
-    facts: str = "none"
-    separator: bool = False
-    pose: PoseTokens | None = None
-
-    def __post_init__(self) -> None:
-        if self.facts not in FACTS:
-            raise unknown_name("models.prompt.facts", self.facts, FACTS)
-        if self.cameras is not None:
-            object.__setattr__(self, "cameras", tuple(self.cameras))
-        if isinstance(self.pose, Mapping):
-            object.__setattr__(self, "pose", PoseTokens(**self.pose))
-
-    def describe(self) -> dict[str, object]:
-        """Constructor keywords as plain values."""
-        described = asdict(self)
-        described["cameras"] = None if self.cameras is None else list(self.cameras)
-        return described
 
 
 class Frames(NamedTuple):
@@ -139,7 +77,7 @@ class PromptBuilder:
         self.num_full, self.num_pooled = num_full, num_pooled
         if layout.history == "pooled" and num_pooled == 0:
             raise UserError("tree.history=pooled needs vision.num_pooled >= 1, got 0")
-        self.streams = _streams(embodiment, config)
+        self.streams = streams_of(embodiment, config)
         for name in getattr(action_space, "cameras", ()):
             if name not in (cameras := [camera.name for camera in embodiment.cameras]):
                 raise unknown_name("actions.cameras", name, cameras)
@@ -147,7 +85,7 @@ class PromptBuilder:
         specials = (_BEGIN, _ACT, *(f"<{stream}>" for stream in self.streams))
         num_text = tokenizer.num_tokens if num_text is None else num_text
         self.vocabulary = Vocabulary(action_space.num_tokens, specials, num_pose, num_text)
-        self._facts = _facts(embodiment, self.streams, config.facts)
+        self._facts = facts_of(embodiment, self.streams, config.facts)
         self._placeholders = [self.vocabulary.special(f"<{stream}>") for stream in self.streams]
         self._labels: dict[tuple[tuple[int, ...], bool], Segment] = {}
 
@@ -253,45 +191,6 @@ class PromptBuilder:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text)) if text else ()
-
-
-def _streams(embodiment: Embodiment, config: PromptConfig) -> tuple[str, ...]:
-    """Image streams in order: each camera, then its depth where asked for and present."""
-    cameras = {camera.name: camera for camera in embodiment.cameras}
-    names = tuple(cameras) if config.cameras is None else config.cameras
-    streams: list[str] = []
-    for name in names:
-        if name not in cameras:
-            raise unknown_name("models.prompt.cameras", name, cameras)
-        streams.append(name)
-        if config.depth:
-            if not cameras[name].has_depth:
-                raise UserError(
-                    f"models.prompt.depth=true: camera '{name}' has no depth; record with it, "
-                    "or set models.prompt.depth=false"
-                )
-            streams.append(f"{name}.depth")
-    if not streams:
-        raise UserError("models.prompt.cameras: at least one camera is needed")
-    return tuple(streams)
-
-
-def _facts(embodiment: Embodiment, streams: Sequence[str], style: str) -> str:
-    cameras = [camera for camera in embodiment.cameras if camera.name in streams]
-    if style == "none":
-        return ""
-    if style == "compact":
-        views = " ".join(f"{c.height_m:g} {c.hfov_deg:g} {c.pitch_deg:g}" for c in cameras)
-        return f"{embodiment.radius_m:g} {embodiment.turn_deg:g} {embodiment.step_m:g} {views}."
-    views = " ".join(
-        f"Camera {c.name}: {c.height_m:g} m high, {c.hfov_deg:g} degrees wide, "
-        f"pitch {c.pitch_deg:g} degrees."
-        for c in cameras
-    )
-    return (
-        f"Robot: radius {embodiment.radius_m:g} m, height {embodiment.height_m:g} m, turns by "
-        f"{embodiment.turn_deg:g} degrees, steps of {embodiment.step_m:g} m. {views}"
-    )
 
 
 def frame_array(
