@@ -23,7 +23,15 @@ from vla_nav.losses import (
     sequence_gradient,
     total_denominator,
 )
-from vla_nav.tree import Path, PrefixTree, flatten, pack, path_token_index, text_segment
+from vla_nav.tree import (
+    Path,
+    PrefixTree,
+    flatten,
+    pack,
+    partition,
+    path_token_index,
+    text_segment,
+)
 from vla_nav.tree.path_targets import path_targets
 
 NORMALISATIONS = ("path_mean", "token_mean", "step_sum")
@@ -235,6 +243,37 @@ def test_sequence_gradient_lets_any_part_of_the_targets_be_trained_alone(seed):
         assert_close(total, gradient(loss.value, table))
 
 
+@given(seeds())
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_partitions_add_up_to_the_whole_pack(seed):
+    trees = trees_of(seed, 2)
+    table = table_of(trees, seed)
+    packed, paths = pack(trees), path_targets(trees)
+    logits = table[packed.predictor_index]
+    capacity = max(1, packed.num_tokens // 3)
+    parts = partition(trees, capacity=capacity, mode="recompute").parts
+    objective = SequenceClip(0.15, 0.2)
+    weights = sequence_gradient(
+        logits.detach().log_softmax(-1).gather(1, packed.target_ids[:, None])[:, 0],
+        packed,
+        objective,
+        paths,
+    )
+    total = loss_denominator(packed, "path_mean")
+    tokens, sequences = torch.zeros_like(table), torch.zeros_like(table)
+    for part in parts:
+        own = logits[part.targets]
+        loss = policy_gradient(own, part.packed, Clip(0.2, 0.3), denominator=total)
+        tokens += torch.autograd.grad(loss.value, table, retain_graph=True)[0]
+        log_p = own.log_softmax(-1).gather(1, part.packed.target_ids[:, None])[:, 0]
+        value = (weights[part.targets] * log_p).sum() / total
+        sequences += torch.autograd.grad(value, table, retain_graph=True)[0]
+    at_once = policy_gradient(table[packed.predictor_index], packed, Clip(0.2, 0.3))
+    assert_close(tokens, gradient(at_once.value, table))
+    whole = policy_gradient(table[packed.predictor_index], packed, objective, paths=paths)
+    assert_close(sequences, gradient(whole.value, table))
+
+
 def test_first_step_on_the_sampling_policy_is_reinforce():
     trees = mixed_signs()
     packed = pack(trees)
@@ -300,7 +339,7 @@ def test_missing_inputs_are_named():
     with pytest.raises(ValueError, match=r"paths=path_targets\(trees\)"):
         policy_gradient(logits, packed, SequenceClip())
     other = path_targets(mixed_signs() * 2)
-    with pytest.raises(ValueError, match=r"paths have 4 sequences, the pack has 2"):
+    with pytest.raises(ValueError, match=r"paths are 4 with 6 targets, the pack has 2 with 3"):
         policy_gradient(logits, packed, SequenceClip(), paths=other)
     with pytest.raises(ValueError, match=r"reference log-probabilities \(3,\), got None"):
         policy_gradient(logits, packed, Reinforce(), penalties=Penalties(kl=0.1))

@@ -230,10 +230,7 @@ def _sequence_terms(
         raise ValueError("SequenceClip needs the pack's paths: give paths=path_targets(trees)")
     policy = _policy_of(packed, objective)
     lengths = paths.offsets.diff()  # (K,)
-    if lengths.device.type == "cpu" and len(lengths) != int(packed.num_paths.sum()):
-        raise ValueError(
-            f"paths have {len(lengths)} sequences, the pack has {int(packed.num_paths.sum())}"
-        )
+    _check_paths(paths, packed)
     difference = log_probs - policy.log_probs.to(log_probs.dtype)
     sums = torch.zeros(len(lengths), dtype=log_probs.dtype, device=log_probs.device)
     sums = sums.index_add(0, paths.row, difference[paths.targets])
@@ -297,6 +294,20 @@ def _policy_of(packed: PackedTree, objective: Objective) -> PackedPolicy:
             f"which {type(objective).__name__} needs: give the supervised segments log_probs"
         )
     return policy
+
+
+def _check_paths(paths: PathTargets, packed: PackedTree) -> None:
+    """Raise `ValueError` (on the CPU) unless `paths` are those of the pack: as many, and every
+    target in one of them."""
+    if paths.targets.device.type != "cpu":
+        return
+    got = (len(paths.tree), int(paths.targets.max()) + 1 if len(paths.targets) else 0)
+    expected = (int(packed.num_paths.sum()), len(packed.target_ids))
+    if got != expected:
+        raise ValueError(
+            f"paths are {got[0]} with {got[1]} targets, the pack has {expected[0]} with "
+            f"{expected[1]}; for a partition use sequence_gradient of the whole pack"
+        )
 
 
 def _check_range(low: float, high: float) -> None:

@@ -30,10 +30,6 @@ class PackedPolicy(NamedTuple):
     negative: torch.Tensor
     log_probs: torch.Tensor
 
-    def take(self, targets: torch.Tensor) -> PackedPolicy:
-        """The terms of some of the targets: (m,) target numbers, in that order."""
-        return PackedPolicy(*(values[targets] for values in self))
-
 
 @dataclass(frozen=True, eq=False)
 class PackedTree:
