@@ -18,6 +18,8 @@ What goes wrong elsewhere, and what is done about it here:
   sizes are compiled as one, and once more when they differ); a prefix's length is a tensor, and
   packs without one keep the mask function that needs none. That makes two graphs per dtype, head
   shape and gradient mode; past torch's limit of recompilations `attend` raises;
+- lists of partial and of full blocks of different widths: the kernels read both with one stride, so
+  full blocks come from wrong rows, or from outside the list;
 - block masks derived from a dense T x T mask: never built, the lists come from `blocks.py`;
 - FlexAttention has no backward on the CPU: `attend` refuses there and names `sdpa`.
 
@@ -140,18 +142,16 @@ def plan(packed: PackedTree) -> FlexPlan:
     end[first_row - num_prefix : first_row] = packed.prefix_end.numpy() + first_row
     end[first_row : first_row + num_tokens] = packed.subtree_end.numpy() + first_row
     lists = block_lists(end, num_prefix=first_row, block_size=BLOCK_SIZE)
+    # One width for all four: the kernels find a row of the full lists by the partial ones' stride.
+    every = (lists.kv_partial, lists.q_partial, lists.kv_full, lists.q_full)
+    width = _bucket(max(_LEAST, *map(longest_row, every)))
+    while width in (lists.num_query_blocks, lists.num_key_blocks):
+        width += 1
     tensors = []
-    used = {lists.num_query_blocks, lists.num_key_blocks}
-    # Both directions have one width, so that the compiled kernel sees few shapes.
-    for pair in ((lists.kv_partial, lists.q_partial), (lists.kv_full, lists.q_full)):
-        width = _bucket(max(_LEAST, *map(longest_row, pair)))
-        while width in used:
-            width += 1
-        used.add(width)
-        for rows in pair:
-            counts, indices = padded_rows(rows, width)
-            tensors.append(torch.from_numpy(counts)[None, None])  # (1, 1, J)
-            tensors.append(torch.from_numpy(indices)[None, None])  # (1, 1, J, width)
+    for rows in every:
+        counts, indices = padded_rows(rows, width)
+        tensors.append(torch.from_numpy(counts)[None, None])  # (1, 1, J)
+        tensors.append(torch.from_numpy(indices)[None, None])  # (1, 1, J, width)
     kv_num, kv_idx, q_num, q_idx, full_kv_num, full_kv_idx, full_q_num, full_q_idx = tensors
     return FlexPlan(
         num_tokens,
