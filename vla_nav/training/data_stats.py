@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vla_nav.actions.types import ActionSpace
-from vla_nav.errors import UserError, unknown_name
+from vla_nav.errors import UserError
 from vla_nav.models.assembly import ModelConfig, build_prompt
 from vla_nav.models.prompt import PromptBuilder
 from vla_nav.training.datamodule import require_conventions
 from vla_nav.training.episode_file import open_episodes
+from vla_nav.training.grouping import GROUPS, grouped
 from vla_nav.training.made_summaries import MadeSummaries, episode_paths
 from vla_nav.training.shapes import encoder_flops, flop_model, frame_tokens
 from vla_nav.tree import (
@@ -37,8 +38,6 @@ from vla_nav.tree import (
     tree_stats,
 )
 from vla_nav.tree.layout import every_layout
-
-GROUPS = ("episode", "trajectory")
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,6 @@ def data_stats(
     for data that is not there or does not fit, and for impossible options.
     """
     options = options or StatsOptions()
-    if group not in GROUPS:
-        raise unknown_name("tree.group", group, GROUPS)
     episodes = open_episodes(
         data_path,
         split,
@@ -150,7 +147,7 @@ def data_stats(
     }
     if every:
         found["layouts"] = []
-        has_trajectories = "trajectory_id" in episodes[0].metadata
+        has_trajectories = None not in episodes.metadata("trajectory_id")
         for wanted in _all_layouts(layout):
             if wanted.history == "pooled" and tokens.pooled == 0:
                 continue
@@ -173,36 +170,19 @@ def _all_layouts(like: Layout) -> tuple[Layout, ...]:
     )
 
 
-def _chosen(episodes: Any, group: str, most: int | None) -> list[list[int]]:
-    """Episode numbers, one list per tree, evenly spread over the split."""
-    if group == "episode":
-        groups = [[index] for index in range(len(episodes))]
-    else:
-        groups = _trajectories(episodes)
-    num_trees = len(groups) if most is None else max(1, most * len(groups) // len(episodes))
+def _chosen(episodes: Any, group: str, most: int | None) -> list[tuple[int, ...]]:
+    """Episode numbers, one tuple per tree, evenly spread over the split."""
+    groups = grouped(episodes, group)
     if most is None or most >= len(episodes):
         return groups
+    num_trees = max(1, most * len(groups) // len(episodes))
     return [groups[int(place)] for place in np.linspace(0, len(groups) - 1, num_trees)]
-
-
-def _trajectories(episodes: Any) -> list[list[int]]:
-    groups: dict[tuple[str, str], list[int]] = {}
-    for index in range(len(episodes)):
-        episode = episodes[index]
-        walk = episode.metadata.get("trajectory_id")
-        if walk is None:
-            raise UserError(
-                f"{episodes.root}: episode {'/'.join(episode.key)} has no trajectory_id; set "
-                "tree.group=episode"
-            )
-        groups.setdefault((episode.scene_id, str(walk)), []).append(index)
-    return list(groups.values())
 
 
 def _count(
     builder: PromptBuilder,
     episodes: Any,
-    chosen: list[list[int]],
+    chosen: list[tuple[int, ...]],
     layout: Layout,
     group: str,
     supervise: str,

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -87,6 +88,14 @@ class EpisodeFile:
     def keys(self) -> list[tuple[str, str, str, str]]:
         """(dataset, split, role, episode_id) of every episode, in order."""
         return [episode.key for episode in self._episodes]
+
+    def scene_ids(self) -> list[str]:
+        """The scene of every episode."""
+        return [episode.scene_id for episode in self._episodes]
+
+    def metadata(self, key: str) -> list[Any]:
+        """What every episode's metadata has under `key`; None where it has nothing."""
+        return [episode.metadata.get(key) for episode in self._episodes]
 
     def fingerprint(self) -> str:
         """Digests of both files."""
