@@ -94,14 +94,22 @@ def gather_tokens(pieces: list[TrieNode]) -> Tokens:
             segments.append(segment)
             size += segment.merge_keys.length
         starts.append(first + piece.start)
+    table = Tokens(
+        np.concatenate([segment.token_ids for segment in segments]),
+        np.concatenate([segment.frame_index for segment in segments]),
+        np.concatenate([segment.patch_index for segment in segments]),
+        joined_log_probs(segments),
+    )
     start = np.array(starts, dtype=np.int64)
-    index = ranges(start, start + np.array([piece.length for piece in pieces], dtype=np.int64))
-    log_probs = joined_log_probs(segments)
+    stop = start + np.array([piece.length for piece in pieces], dtype=np.int64)
+    if stop[-1] == size and start[0] == 0 and np.array_equal(start[1:], stop[:-1]):
+        return table  # whole segments, each used once
+    index = ranges(start, stop)
     return Tokens(
-        np.concatenate([segment.token_ids for segment in segments])[index],
-        np.concatenate([segment.frame_index for segment in segments])[index],
-        np.concatenate([segment.patch_index for segment in segments])[index],
-        None if log_probs is None else log_probs[index],
+        table.token_ids[index],
+        table.frame_index[index],
+        table.patch_index[index],
+        None if table.log_probs is None else table.log_probs[index],
     )
 
 
