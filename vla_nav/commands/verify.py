@@ -6,11 +6,12 @@ from omegaconf import DictConfig
 
 
 def main(cfg: DictConfig) -> int:
+    import time
     from pathlib import Path
 
     from vla_nav.commands.compose import encoder_keywords, instantiate, tree_layout
     from vla_nav.files import write_json
-    from vla_nav.verification.report import as_values, render
+    from vla_nav.verification.report import num_violated, render
     from vla_nav.verification.run import VerifyRecipe, verify
 
     recipe = VerifyRecipe(
@@ -19,23 +20,30 @@ def main(cfg: DictConfig) -> int:
         action_space=instantiate(cfg.actions),
         layout=tree_layout(cfg.tree),
         supervise=cfg.tree.supervise,
+        group=cfg.tree.group,
         attention=cfg.attention.name,
         normalisation=cfg.losses.normalisation,
+        precision=cfg.trainer.precision,
         data_path=cfg.data.path,
         split=cfg.data.split,
         settings=instantiate(cfg.verification),
         seed=cfg.seed,
     )
-    findings = verify(recipe)
-    source = "generated episodes" if recipe.data_path is None else f"{recipe.data_path}"
-    print(
-        render(
-            findings,
-            title=f"packed tree against flat paths, float64: {recipe.layout.name}, {source}",
-        )
+    begin = time.monotonic()
+
+    def tell(line: str) -> None:
+        print(f"{time.monotonic() - begin:6.1f} s  {line}", flush=True)
+
+    verified = verify(recipe, progress=tell)
+    seconds = round(time.monotonic() - begin, 1)
+    shrunk = "; ".join(verified.summary["float64"]["shrunk"])
+    source = "generated episodes" if recipe.data_path is None else recipe.data_path
+    title = (
+        f"packed tree against flat paths: {recipe.layout.name}, {source}\nfloat64 part: {shrunk}"
     )
+    print(f"\n{render(verified.findings, title=title)}\n")
     target = Path(cfg.paths.output_dir) / "verify.json"
-    write_json(target, as_values(findings))
-    violated = sum(not finding.is_ok for finding in findings)
-    print(f"{violated} of {len(findings)} checks violated; numbers in {target}")
+    write_json(target, {"command": "vla-nav verify", "seconds": seconds, **verified.as_json()})
+    violated, count = num_violated(verified.findings), len(verified.findings)
+    print(f"{violated} of {count} checks violated in {seconds} s; numbers in {target}")
     return 1 if violated else 0

@@ -1,7 +1,8 @@
 """Generated input for the proof: episodes of a walk without walls, and bushy random trees.
 
 episode   start --decision--> step --decision--> ... --STOP     labels = the walk's own actions;
-          a share of the executed actions is another one (a perturbed expert)
+          a share of the executed actions is another one (a perturbed expert), a share of the
+          states has a second label (a relabel), every step a summary of those before it
 tree      root, then 0-3 children per node down to `depth`; 1-token nodes, unary chains, paths
           that end at inner nodes, two equal paths
 """
@@ -29,7 +30,7 @@ from vla_nav.episodes.types import (
 from vla_nav.seeding import generator
 from vla_nav.tree.types import Path, Segment, frame_segment, text_segment
 
-_INSTRUCTIONS = (
+INSTRUCTIONS = (
     "Leave the kitchen, walk along the corridor and stop beside the red chair.",
     "Go up the stairs and wait at the second door on the left.",
     "Turn around.",
@@ -43,14 +44,29 @@ def plain_embodiment(turn_deg: float, step_m: float, *, has_depth: bool) -> Embo
 
 
 def walked_episode(
-    number: int, *, num_steps: int, embodiment: Embodiment, seed: int, perturbed: float = 0.3
+    number: int,
+    *,
+    num_steps: int,
+    embodiment: Embodiment,
+    seed: int,
+    perturbed: float = 0.3,
+    relabelled: float = 0.2,
 ) -> Episode:
-    """An episode of `num_steps` decisions, the last one STOP; frame keys name step and stream."""
+    """An episode of `num_steps` decisions, the last one STOP; frame keys name step and stream.
+
+    perturbed, relabelled: shares of steps.
+    """
     rng = generator(seed, "verify episode", number)
+    relabels = generator(seed, "verify relabels", number)
     start = pose = Pose.from_yaw((0.0, 0.0, 0.0), float(rng.uniform(-math.pi, math.pi)))
     steps = []
     for t in range(num_steps):
         label = _label(rng, pose, embodiment, is_last=t == num_steps - 1)
+        labels = [label]
+        if relabels.random() < relabelled:
+            other = _label(relabels, pose, embodiment, is_last=False)
+            if other.primitives != label.primitives:
+                labels.append(other)
         executed = label.primitives[:4]
         if rng.random() < perturbed:
             executed = (int(rng.choice([MOVE_FORWARD, TURN_LEFT, TURN_RIGHT])),)
@@ -60,7 +76,7 @@ def walked_episode(
             for name in (camera.name, *([f"{camera.name}.depth"] if camera.has_depth else []))
         ]
         frames = {name: f"{number}/{t}/{name}" for name in streams}
-        steps.append(Step(pose, frames, executed, (label,)))
+        steps.append(Step(pose, frames, executed, tuple(labels)))
         for primitive in executed:
             pose = _moved(pose, primitive, embodiment)
     return Episode(
@@ -69,12 +85,13 @@ def walked_episode(
         role="generated",
         episode_id=str(number),
         scene_id="none",
-        instruction=_INSTRUCTIONS[number % len(_INSTRUCTIONS)],
+        instruction=INSTRUCTIONS[number % len(INSTRUCTIONS)],
         start_pose=start,
         goals=(Goal(pose.position, 3.0),),
         reference_path=np.array([start.position, pose.position]),
         embodiment=embodiment,
         steps=tuple(steps),
+        metadata={"summaries": {str(t): f"So far {t} steps." for t in range(1, num_steps)}},
     )
 
 

@@ -60,34 +60,62 @@ def worst(check: str, findings: Sequence[Finding]) -> Finding:
 
 
 def render(findings: Sequence[Finding], *, title: str) -> str:
-    """A plain table, one row per finding."""
+    """A plain table, one row per finding, a line above each section's first."""
     head = ("check", "absolute", "relative", "bound", "", "note")
     rows = [
         (
             finding.check,
             f"{finding.absolute:.3g}",
             "-" if finding.relative is None else f"{finding.relative:.3g}",
-            "> 0" if finding.must_differ else f"{finding.bound:.0e}" if finding.bound else "0",
-            "ok" if finding.is_ok else "VIOLATED",
+            _bound(finding),
+            _verdict(finding),
             finding.note,
         )
         for finding in findings
     ]
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [head, *rows]
-    ]
-    return "\n".join([title, *lines])
+    lines = [title, _line(head, widths)]
+    section = ""
+    for finding, row in zip(findings, rows, strict=True):
+        if finding.section != section:
+            section = finding.section
+            lines += ["", f"[{section}]"]
+        lines.append(_line(row, widths))
+    return "\n".join(lines)
 
 
 def as_values(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Plain values for a JSON file; infinities and NaN as text."""
+    """Plain values for a JSON file; infinities and NaN as text, no bound as null."""
     rows = []
     for finding in findings:
         row = asdict(finding) | {"is_ok": finding.is_ok}
         for key in ("absolute", "relative"):
             value = row[key]
             row[key] = str(value) if value is not None and not math.isfinite(value) else value
+        row["bound"] = finding.bound if math.isfinite(finding.bound) else None
         rows.append(row)
     return rows
+
+
+def num_violated(findings: Sequence[Finding]) -> int:
+    """Findings whose bound does not hold."""
+    return sum(not finding.is_ok for finding in findings)
+
+
+def _bound(finding: Finding) -> str:
+    if finding.must_differ:
+        return "> 0"
+    if math.isinf(finding.bound):
+        return "-"
+    return f"{finding.bound:.0e}" if finding.bound else "0"
+
+
+def _verdict(finding: Finding) -> str:
+    if not finding.is_ok:
+        return "VIOLATED"
+    return "" if math.isinf(finding.bound) else "ok"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return "  ".join(padded).rstrip()

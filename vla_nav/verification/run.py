@@ -1,219 +1,244 @@
 """`vla-nav verify`: the proof on a user's model, layout and data, or on generated episodes.
 
-    recorded episodes (data.path)  or  generated ones  --prompt builder--> paths --+
-    frames --encoder--> features (or random ones)                                  |
-                                                                                   v
-    float64 copy of the model, at most `max_layers` layers:  equivalence + leakage + random trees
+    recorded episodes (data.path)  or  generated ones  --prompt builder--> paths --> trees
+                                                                             |
+    float64, CPU   the model, shrunk        tree against flat paths, norms in float64 and stock
+                                            partitions and accumulation against the whole pack
+                                            leakage probes, labels counted
+    bf16           the model at full size   drift of the tree beside drift of flat against flat,
+                   GPU where there is one   the configured attention against its reference
 
-Layers are cut (random backbones only) because every layer is the same code; widths stay.
+What differs from the configuration asked for (layers, width, attention) stands in the report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path as FilePath
-from typing import Any
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from vla_nav.actions.types import ActionSpace
-from vla_nav.episodes.lerobot_reader import LeRobotDataset
-from vla_nav.episodes.types import Embodiment, Episode
-from vla_nav.errors import UserError
-from vla_nav.losses.cross_entropy import Normalisation
-from vla_nav.models.assembly import Assembled, ModelConfig, assemble
-from vla_nav.models.prompt import Layout, PromptBuilder
-from vla_nav.verification.equivalence import Bounds, check_equivalence
-from vla_nav.verification.generated import plain_embodiment, random_paths, walked_episode
+from vla_nav.attention.registry import backend
+from vla_nav.models.assembly import Assembled, assemble
+from vla_nav.models.vla import VLA
+from vla_nav.training.datamodule import require_conventions
+from vla_nav.tree import pack, tree_stats
+from vla_nav.verification.equivalence import (
+    FLOAT64_NORMS,
+    STOCK,
+    Bounds,
+    check_equivalence,
+    trees_of,
+)
+from vla_nav.verification.float64_norms import float64_norms
+from vla_nav.verification.full_size import check_full_size, describe_model, full_model, versions
 from vla_nav.verification.leakage import check_leakage
 from vla_nav.verification.oracle import Sample
-from vla_nav.verification.report import Finding
+from vla_nav.verification.recipe import VerifyRecipe, VerifySettings
+from vla_nav.verification.report import Finding, as_values, num_violated
+from vla_nav.verification.samples import (
+    EpisodeSample,
+    episode_samples,
+    generated_embodiment,
+    open_recorded_split,
+    random_samples,
+)
+from vla_nav.verification.shrink import compact_text, shrink
+from vla_nav.verification.splits import check_accumulation, check_partitions
+from vla_nav.verification.supervision import check_supervision
 from vla_nav.verification.vla_forwards import flat_copy, flat_forward, packed_forward
 from vla_nav.vision.encoder import TimmEncoder
-from vla_nav.vision.frames import as_rgb, resize_frames
+
+__all__ = ["Verified", "VerifyRecipe", "VerifySettings", "verify"]
+
+Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class VerifySettings:
-    """num_episodes and num_trees: how many of each; max_steps: of an episode, evenly cut off;
-    max_layers: of a randomly initialised backbone, null for all; num_probes: leakage probes."""
+class Verified(NamedTuple):
+    """All findings, and what they are of: configuration, versions, what was shrunk."""
 
-    num_episodes: int = 2
-    max_steps: int = 8
-    num_trees: int = 2
-    max_layers: int | None = 2
-    num_probes: int = 12
+    findings: list[Finding]
+    summary: dict[str, Any]
 
-    def __post_init__(self) -> None:
-        for name in ("num_episodes", "max_steps"):
-            if getattr(self, name) < 1:
-                raise UserError(f"verification.{name}={getattr(self, name)}; 1 or more is needed")
+    def as_json(self) -> dict[str, Any]:
+        """One JSON report: the summary and the rows of the table."""
+        violated = num_violated(self.findings)
+        return {**self.summary, "violated": violated, "findings": as_values(self.findings)}
 
 
-@dataclass(frozen=True)
-class VerifyRecipe:
-    """What is verified: the same parts that training is given. data_path None: generated."""
+def verify(recipe: VerifyRecipe, *, progress: Progress = lambda line: None) -> Verified:
+    """All findings; the caller prints them and decides about the exit code.
 
-    model: ModelConfig
-    encoder: dict[str, Any]
-    action_space: ActionSpace
-    layout: Layout
-    supervise: str
-    attention: str
-    normalisation: Normalisation
-    data_path: str | None
-    split: str
-    settings: VerifySettings
-    seed: int = 0
-
-
-def verify(recipe: VerifyRecipe) -> list[Finding]:
-    """All findings; the caller prints them and decides about the exit code."""
-    if recipe.attention == "flex":
-        raise UserError(
-            "attention=flex: the float64 proof runs on the CPU, where flex has no backward; "
-            "use attention=sdpa or attention=reference"
-        )
+    progress: told what begins, one line each.
+    """
+    settings = recipe.settings
     encoder = TimmEncoder(**recipe.encoder)
-    recorded = None if recipe.data_path is None else _open(recipe.data_path, recipe.split)
-    embodiment = _plain(recipe) if recorded is None else recorded.embodiment
+    small = shrink(recipe.model, max_layers=settings.max_layers, max_width=settings.max_width)
+    recorded = None
+    if recipe.data_path is not None:
+        recorded = open_recorded_split(recipe.data_path, recipe.split)
+    if recorded is None:
+        embodiment = generated_embodiment(recipe.action_space, has_depth=recipe.model.prompt.depth)
+    else:
+        embodiment = recorded.embodiment
+    large = None
+    if settings.drift_episodes:
+        progress("building the model at full size")
+        large = full_model(recipe, encoder, embodiment)
     assembled = assemble(
-        _cut(recipe.model, recipe.settings.max_layers),
+        small.model,
         action_space=recipe.action_space,
         embodiment=embodiment,
         layout=recipe.layout,
         encoder=encoder,
-        attention=recipe.attention,
+        attention=_exact_attention(recipe.attention),
     )
-    samples = _samples(recipe, assembled.prompt, encoder, recorded, embodiment)
-    model = assembled.model.double()
-    findings = check_equivalence(
-        model,
-        samples,
-        packed_forward=packed_forward,
-        flat_forward=flat_forward,
-        flat_model=flat_copy(model),
-        normalisation=recipe.normalisation,
-    )
-    findings += check_leakage(
-        model,
-        samples,
-        packed_forward=packed_forward,
-        num_probes=recipe.settings.num_probes,
+    if recorded is not None:
+        require_conventions(recorded, assembled.prompt)
+    samples = episode_samples(
+        assembled.prompt,
+        encoder,
+        recorded,
+        num_episodes=settings.num_episodes,
+        max_steps=settings.steps(recipe.layout),
+        supervise=recipe.supervise,
+        group=recipe.group,
         seed=recipe.seed,
     )
-    if recipe.settings.num_trees:
-        trees = _random_samples(recipe, assembled, encoder)
-        findings += [
-            replace(finding, check=f"random trees: {finding.check}")
-            for finding in check_equivalence(
-                model,
-                trees,
-                packed_forward=packed_forward,
-                flat_forward=flat_forward,
-                flat_model=flat_copy(model),
-                normalisation=recipe.normalisation,
-                bounds=Bounds(),
-            )
-        ]
-    return findings
-
-
-def _samples(
-    recipe: VerifyRecipe,
-    builder: PromptBuilder,
-    encoder: TimmEncoder,
-    recorded: LeRobotDataset | None,
-    embodiment: Embodiment,
-) -> list[Sample]:
-    settings = recipe.settings
-    if recorded is None:
-        episodes: Sequence[Episode] = [
-            walked_episode(
-                number,
-                num_steps=max(1, settings.max_steps - number),
-                embodiment=embodiment,
-                seed=recipe.seed,
-            )
-            for number in range(settings.num_episodes)
-        ]
-    else:
-        chosen = np.linspace(0, len(recorded) - 1, min(settings.num_episodes, len(recorded)))
-        episodes = [recorded[int(index)] for index in chosen]
-    samples = []
-    for number, episode in enumerate(episodes):
-        # The last steps, so that STOP is among them.
-        short = replace(episode, steps=episode.steps[-settings.max_steps :])
-        paths, keys = builder.paths(short, supervise=recipe.supervise)
-        if not paths:
-            raise UserError(f"episode {'/'.join(episode.key)} has no step with an expert label")
-        if recorded is None:
-            features = _random_features(len(keys), encoder, recipe.seed + number)
-        else:
-            features = _encoded(recorded, keys, encoder)
-        samples.append(Sample(paths, features))
-    return samples
-
-
-def _random_samples(
-    recipe: VerifyRecipe, assembled: Assembled, encoder: TimmEncoder
-) -> list[Sample]:
-    """Random trees over the model's own tokens; targets are action tokens, as the head has them."""
-    vocabulary = assembled.prompt.vocabulary
-    streams = assembled.prompt.streams
-    ids = list(range(min(vocabulary.num_actions, 12)))
-    samples = []
-    for number in range(recipe.settings.num_trees):
-        paths = random_paths(
-            recipe.seed + number,
-            text_ids=ids,
-            placeholder_id=vocabulary.special(f"<{streams[0]}>"),
-            num_frames=3,
-            num_patches=encoder.num_full,
+    num_text = assembled.prompt.vocabulary.num_text
+    findings = _exact(recipe, assembled, encoder, samples, progress)
+    used = assembled.model.vocabulary.num_text
+    shrunk = [*small.changes, f"text table {num_text} -> {used} rows (those that occur)"]
+    if recipe.attention != assembled.model.attention_name:
+        shrunk.append(f"attention {recipe.attention} -> {assembled.model.attention_name}")
+    full = None
+    if large is not None:
+        full = check_full_size(
+            large,
+            [item.sample for item in samples[: settings.drift_episodes]],
+            normalisation=recipe.normalisation,
+            precision=recipe.precision,
+            progress=progress,
         )
-        samples.append(Sample(paths, _random_features(3, encoder, recipe.seed + number)))
-    return samples
+        findings += full.findings
+    summary = {
+        "subject": _subject(recipe, samples),
+        "float64": {"device": "cpu", "shrunk": shrunk, "model": describe_model(assembled.model)},
+        "bf16": None if full is None else full.summary,
+        "versions": versions(),
+    }
+    return Verified(findings, summary)
 
 
-def _encoded(recorded: LeRobotDataset, keys: Sequence[str], encoder: TimmEncoder) -> Tensor:
-    """(F, P, D) float64 features of recorded frames."""
-    pixels = [
-        resize_frames(torch.from_numpy(as_rgb(recorded.frames.read(key)))[None], encoder.image_size)
-        for key in keys
-    ]
-    with torch.no_grad():
-        return encoder.encode(torch.cat(pixels)).double()
+def _exact(
+    recipe: VerifyRecipe,
+    assembled: Assembled,
+    encoder: TimmEncoder,
+    samples: Sequence[EpisodeSample],
+    progress: Progress,
+) -> list[Finding]:
+    """The float64 part. The model gets a compact text table, and no encoder where it is frozen."""
+    settings, normalisation = recipe.settings, recipe.normalisation
+    random = random_samples(
+        assembled.prompt, encoder, num_trees=settings.num_trees, seed=recipe.seed
+    )
+    model = assembled.model
+    if encoder.is_frozen:
+        model.encoder = None
+    model, both = compact_text(model, [*(item.sample for item in samples), *random])
+    episodes, random = both[: len(samples)], both[len(samples) :]
+    model.double()
+    exact = float64_norms(model)
+    findings = []
+
+    def equal(subject: Any, some: list[Sample], bounds: Bounds, section: str) -> None:
+        progress(f"float64: {section}: {sum(len(s.paths) for s in some)} flat paths")
+        rows = check_equivalence(
+            subject,
+            some,
+            packed_forward=packed_forward,
+            flat_forward=flat_forward,
+            flat_model=flat_copy(subject),
+            normalisation=normalisation,
+            bounds=bounds,
+        )
+        findings.extend(_in(section, rows))
+
+    equal(exact, episodes, FLOAT64_NORMS, "tree against flat paths, norms in float64")
+    if random:
+        equal(exact, random, FLOAT64_NORMS, "random trees against flat paths, norms in float64")
+    equal(model, both, STOCK, "all of them, unmodified backbone (its norms compute in float32)")
+    if settings.max_parts:
+        progress(f"float64: up to {settings.max_parts} partitions, two modes")
+        rows = check_partitions(
+            exact, both, normalisation=normalisation, max_parts=settings.max_parts
+        )
+        findings += _in("partitions against the whole pack", rows)
+    progress("float64: accumulation, leakage probes, labels")
+    findings += _in("accumulation against one pack", check_accumulation(exact, both))
+    rows = check_leakage(
+        model,
+        episodes,
+        packed_forward=packed_forward,
+        num_probes=settings.num_probes,
+        seed=recipe.seed,
+    )
+    if not encoder.is_frozen:
+        rows.append(_encoder_gradient(model, episodes))
+    findings += _in("who moves whom", rows)
+    rows = check_supervision(
+        samples,
+        trees_of([item.sample for item in samples]),
+        assembled.prompt,
+        supervise=recipe.supervise,
+    )
+    return findings + _in("labels of the episodes", rows)
 
 
-def _random_features(num_frames: int, encoder: TimmEncoder, seed: int) -> Tensor:
-    draw = torch.Generator().manual_seed(seed)
-    shape = (num_frames, *encoder.row_shape)
-    return torch.randn(shape, dtype=torch.float64, generator=draw)
+def _encoder_gradient(model: VLA, samples: Sequence[Sample]) -> Finding:
+    """The largest gradient of a trainable encoder: above zero, or its equality says nothing."""
+    trained = copy.deepcopy(model)
+    logits = packed_forward(
+        trained, pack(trees_of(samples)), torch.cat([sample.frames for sample in samples])
+    )
+    torch.autograd.backward(logits.square().sum())
+    assert trained.encoder is not None
+    largest = max(
+        float(value.grad.abs().max())
+        for value in trained.encoder.parameters()
+        if value.grad is not None
+    )
+    return Finding("gradient reaches the encoder", largest, None, 0.0, must_differ=True)
 
 
-def _open(data_path: str, split: str) -> LeRobotDataset:
-    recorded = LeRobotDataset(FilePath(data_path) / "recorded" / split)
-    if len(recorded) == 0:
-        raise UserError(f"{recorded.root}: no episode; record some first (vla-nav record)")
-    return recorded
+def _in(section: str, findings: Sequence[Finding]) -> list[Finding]:
+    return [replace(finding, section=section) for finding in findings]
 
 
-def _plain(recipe: VerifyRecipe) -> Embodiment:
-    """An embodiment that the action space was made for."""
-    described = recipe.action_space.describe()
-    turn, step = described.get("turn_deg", 15.0), described.get("step_m", 0.25)
-    has_depth = recipe.model.prompt.depth
-    return plain_embodiment(float(str(turn)), float(str(step)), has_depth=has_depth)
+def _exact_attention(name: str) -> str:
+    """The backend of the float64 part: the configured one where it has a backward on the CPU."""
+    return name if "cpu" in backend(name).device_types else "sdpa"
 
 
-def _cut(model: ModelConfig, max_layers: int | None) -> ModelConfig:
-    """The configuration with fewer layers, where the backbone is random."""
-    layers = model.backbone.options.get("num_hidden_layers")
-    if max_layers is None or layers is None or model.backbone.source != "config":
-        return model
-    options = {**model.backbone.options, "num_hidden_layers": min(int(layers), max_layers)}
-    options.pop("layer_types", None)
-    return replace(model, backbone=replace(model.backbone, options=options))
+def _subject(recipe: VerifyRecipe, samples: Sequence[EpisodeSample]) -> dict[str, Any]:
+    trees = trees_of([item.sample for item in samples])
+    return {
+        "data": recipe.data_path or "generated",
+        "split": recipe.split if recipe.data_path else None,
+        "episodes": ["/".join(episode.key) for item in samples for episode in item.episodes],
+        "layout": asdict(recipe.layout),
+        "supervise": recipe.supervise,
+        "group": recipe.group,
+        "actions": recipe.action_space.describe(),
+        "normalisation": recipe.normalisation,
+        "attention": recipe.attention,
+        "encoder": recipe.encoder,
+        "model": recipe.model.describe(),
+        "paths": sum(tree.num_paths for tree in trees),
+        "flat_tokens": sum(tree_stats(tree).num_flat_tokens for tree in trees),
+        "tree_tokens": sum(tree.num_tokens for tree in trees),
+        "settings": asdict(recipe.settings),
+        "seed": recipe.seed,
+    }

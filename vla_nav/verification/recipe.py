@@ -1,0 +1,90 @@
+"""What `vla-nav verify` is given: the same parts as training, and how much of them to check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vla_nav.actions.types import ActionSpace
+from vla_nav.errors import UserError, unknown_name
+from vla_nav.losses.cross_entropy import Normalisation
+from vla_nav.models.assembly import ModelConfig
+from vla_nav.training.grouping import GROUPS
+from vla_nav.tree.layout import Layout
+
+_STEPS = 8  # of a generated or recorded episode, where the layout does not ask for more
+_BEYOND = 4  # steps after a window, a resampling or a summary begins to bind
+
+
+@dataclass(frozen=True)
+class VerifySettings:
+    """How much is verified: `conf/verification/*.yaml` is this class.
+
+    num_episodes, num_trees: how many of each. max_steps: the last steps of an episode; None: 8, or
+    so many that the layout's window binds. max_layers, max_width: of the backbone in the float64
+    part; None for all. num_probes: leakage probes. max_parts: partitions. drift_episodes: of the
+    bfloat16 part at full size; 0 leaves it out.
+    """
+
+    num_episodes: int = 2
+    max_steps: int | None = None
+    num_trees: int = 2
+    max_layers: int | None = 2
+    max_width: int | None = 512
+    num_probes: int = 12
+    max_parts: int = 5
+    drift_episodes: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("num_episodes", 1),
+            ("max_steps", 1),
+            ("num_trees", 0),
+            ("max_layers", 1),
+            ("max_width", 8),
+            ("num_probes", 0),
+            ("max_parts", 0),
+            ("drift_episodes", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"verification.{name}={value}: allowed: {least} and more")
+
+    def steps(self, layout: Layout) -> int:
+        """Steps of an episode under `layout`."""
+        if self.max_steps is not None:
+            return self.max_steps
+        size = {
+            "window": layout.window,
+            "uniform": layout.uniform,
+            "summary": layout.summary_keep + layout.summary_every,
+        }.get(layout.history, 0)
+        return max(_STEPS, size + _BEYOND)
+
+
+@dataclass(frozen=True)
+class VerifyRecipe:
+    """What is verified.
+
+    encoder: keywords of `TimmEncoder`. attention: the backend of training. data_path None:
+    generated episodes. group: episode | trajectory, what one tree is made of. precision: the
+    trainer's; `bf16-true` has bfloat16 weights, anything else float32 weights under autocast.
+    """
+
+    model: ModelConfig
+    encoder: dict[str, Any]
+    action_space: ActionSpace
+    layout: Layout
+    supervise: str
+    attention: str
+    normalisation: Normalisation
+    data_path: str | None
+    split: str
+    settings: VerifySettings
+    group: str = "episode"
+    precision: str = "bf16-mixed"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.group not in GROUPS:
+            raise unknown_name("tree.group", self.group, GROUPS)
