@@ -21,6 +21,7 @@ def tiny_vla(
     family: str = "qwen3",
     *,
     num_layers: int = 2,
+    head_dim: int = 8,
     attention: str = "sdpa",
     dtype: torch.dtype = torch.float64,
     has_float64_norms: bool = False,
@@ -32,7 +33,7 @@ def tiny_vla(
         "num_hidden_layers": num_layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 8,
+        "head_dim": head_dim,
         "max_position_embeddings": 512,
         "initializer_range": 0.2,
     }
