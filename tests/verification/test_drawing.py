@@ -1,4 +1,4 @@
-"""Drawings: the mask and its blocks against every pair, boxes that never overlap, files that open."""
+"""Drawings: mask and blocks against every pair, boxes that never overlap, files that open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from PIL import Image
 from tests.training.recorded import write_recorded
 from tests.tree.random_paths import random_paths, seeds
 from vla_nav.actions.waypoint import WaypointSpace
-from vla_nav.commands.compose import run
+from vla_nav.commands.compose import run as run_command
 from vla_nav.errors import UserError
 from vla_nav.models.assembly import ModelConfig
 from vla_nav.models.prompt import Layout
@@ -128,6 +128,7 @@ def test_no_box_or_connector_of_the_tree_crosses_another(
     for node, parent in enumerate(parents):
         if parent >= 0:
             firsts.setdefault(parent, node)
+    heads: list[int] = []  # the first node of each node's heavy path
     boxes = list(zip(shape.left, shape.right, shape.lane, strict=True))
     for node, (left, right, lane) in enumerate(boxes):
         assert right - left >= max(width, np.diff(tree.node_start)[node])
@@ -135,12 +136,11 @@ def test_no_box_or_connector_of_the_tree_crosses_another(
             above = shape.lane[parents[node]]
             assert (lane == above) == (firsts[parents[node]] == node)  # the heavy path is straight
             assert lane >= above
-        # Boxes of one lane do not overlap, except that an inner node drawn wider than it is runs
-        # under its own heavy child.
-        for other in range(node):
+        heads.append(heads[parents[node]] if firsts.get(parents[node]) == node else node)
+        for other in range(node):  # nodes of one heavy path follow each other
             low, high, line = boxes[other]
-            if line == lane and firsts.get(other) != node and _root(parents, other, node):
-                assert right <= low or high <= left or width > 1
+            if line == lane and heads[other] != heads[node]:
+                assert right + gap <= low or high + gap <= left
     for node, parent in enumerate(parents):
         if parent < 0 or shape.lane[node] == shape.lane[parent]:
             continue
@@ -148,15 +148,6 @@ def test_no_box_or_connector_of_the_tree_crosses_another(
         for left, right, lane in boxes:
             if shape.lane[parent] < lane < shape.lane[node]:
                 assert not left < x < right
-
-
-def _root(parents: list[int], one: int, other: int) -> bool:
-    """Whether two nodes belong to one tree of a forest."""
-    while parents[one] >= 0:
-        one = parents[one]
-    while parents[other] >= 0:
-        other = parents[other]
-    return one == other
 
 
 @pytest.mark.parametrize(
@@ -206,10 +197,10 @@ class _Page(HTMLParser):
 
 
 def test_files_open_are_whole_and_need_no_network() -> None:
-    drawing = drawn(Layout("pooled", "hidden"))
+    drawing = drawn(Layout("pooled", "hidden"), num_steps=3)
     figure = figure_of(drawing)
     svg = svg_bytes(figure)
-    assert svg == svg_bytes(figure_of(drawn(Layout("pooled", "hidden"))))  # the same bytes again
+    assert svg == svg_bytes(figure_of(drawing))  # the same bytes again
     image = Image.open(io.BytesIO(png_bytes(figure)))
     image.load()
     assert image.width == 2400
@@ -253,11 +244,11 @@ def test_the_command_writes_three_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["draw.steps=3", "draw.frame_tokens=4", "draw.pooled_tokens=1", "tree=visible_pooled"]
-    assert run("draw", [*words, "paths.output_dir=out"]) == 0
+    assert run_command("draw", [*words, "paths.output_dir=out"]) == 0
     assert "pooled-visible-first" in capsys.readouterr().out
     for name in ("tree.png", "tree.svg", "tree.html"):
         assert (tmp_path / "out" / name).stat().st_size > 10_000
-    assert run("draw", [*words, "draw.episode=-1", "paths.output_dir=out"]) == 2
+    assert run_command("draw", [*words, "draw.episode=-1", "paths.output_dir=out"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "draw.episode=-1" in error
