@@ -22,6 +22,7 @@ from vla_nav.training.partitioned import (
     plan_partitions,
 )
 from vla_nav.tree import PrefixTree, pack
+from vla_nav.tree.partition import Run
 
 EXACT, STOCK = 1e-12, 1e-6  # float64 norms; transformers' norms round to float32
 PADDING = {"padded_length": lambda n: n + 3, "padded_prefix": lambda n: n + 2}
@@ -154,10 +155,9 @@ def test_gateway_gradients_of_bfloat16_keys_are_summed_in_float32():
     store._held[0] = {}
     keys = torch.zeros(1, 1, 1, dtype=torch.bfloat16)
     store.write(0, 0, keys, keys)
-    rows = torch.zeros(1, dtype=torch.int64)
     one = torch.ones(1, 1, 1, dtype=torch.bfloat16)
     for gradient in (one, *[one * 2**-9] * 256):  # each vanishes beside 1 in bfloat16
-        store.add_gradient(0, 0, rows, (gradient, gradient))
+        store.add_gradient(Run(0, 0, 1), 0, (gradient, gradient))
     total, _ = store.take_gradient(0, 0)
     assert total.dtype == torch.float32
     assert float(total) == 1.5

@@ -75,10 +75,13 @@ def test_every_target_is_with_its_predictor_once(mode, seed, num_trees, capacity
 @given(seed=seeds(), num_trees=st.integers(1, 3), capacity=st.integers(1, 40))
 def test_gateways_are_read_from_what_earlier_partitions_export(mode, seed, num_trees, capacity):
     cut = partition(forest(seed, num_trees), capacity=capacity, mode=mode)
-    exported = [part.own[part.exported] for part in cut.parts]
+    exported = [
+        np.concatenate([part.own[:0], *(part.own[run.start : run.stop] for run in part.exports)])
+        for part in cut.parts
+    ]
     for part in (*cut.parts, *(item.part for item in cut.first_pass)):
-        read = [exported[source.number][source.rows] for source in part.sources]
-        assert (np.concatenate(read) if read else np.empty(0)).tolist() == part.prefix.tolist()
+        read = [exported[run.number][run.start : run.stop] for run in part.sources]
+        assert np.concatenate([np.empty(0), *read]).tolist() == part.prefix.tolist()
     for part in cut.parts:
         assert all(source.number < part.number for source in part.sources)
         if part.prefix.numel():

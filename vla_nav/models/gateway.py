@@ -8,7 +8,8 @@
 The store is filled by forward passes and emptied by backward passes, so an autograd function that
 stands between a layer's keys and its attention is all that is needed: nothing is returned beside
 the loss, and a layer that is recomputed (activation checkpointing) only writes the same keys again.
-Keys are post-RoPE, so positions need no offset.
+Keys are post-RoPE, so positions need no offset. Everything is moved in runs of neighbouring rows (a
+heavy path is contiguous): no index tensors, and few launches per layer.
 
 Axis legend: Q own tokens, P gateway tokens, E exported tokens, H key heads, D head dim.
 """
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from vla_nav.models.backbone import Attend
-from vla_nav.tree.partition import FirstPass, Partition
+from vla_nav.tree.partition import FirstPass, Partition, Run
 
 
 class GatewayStore:
@@ -38,7 +39,7 @@ class GatewayStore:
     def gateway(self, part: Partition, *, is_stored: bool) -> Gateway:
         """What stands before the attention of `part`. is_stored: keep its exports (they are not
         there yet)."""
-        if is_stored and len(part.exported):
+        if is_stored and part.exports:
             self._held.setdefault(part.number, {})
         return Gateway(self, part, is_stored=is_stored)
 
@@ -80,16 +81,14 @@ class GatewayStore:
         """Exports (E, H, D) of a partition that came before."""
         return self._held[number][layer]
 
-    def add_gradient(
-        self, number: int, layer: int, rows: Tensor, gradients: tuple[Tensor, Tensor]
-    ) -> None:
-        """Add gradients (n, H, D) of exports `rows` (n,), in float32 or wider."""
-        sums = self._gradients.setdefault(number, {})
+    def add_gradient(self, run: Run, layer: int, gradients: tuple[Tensor, Tensor]) -> None:
+        """Add gradients (n, H, D) of a run of exports, in float32 or wider."""
+        sums = self._gradients.setdefault(run.number, {})
         if layer not in sums:
-            k, v = self._held[number][layer]
-            sums[layer] = tuple(torch.zeros_like(x, dtype=_wide(x.dtype)) for x in (k, v))
+            k, v = self._held[run.number][layer]
+            sums[layer] = (_wide_zeros(k), _wide_zeros(v))
         for total, gradient in zip(sums[layer], gradients, strict=True):
-            total.index_add_(0, rows, gradient.to(total.dtype))
+            total[run.start : run.stop] += gradient
 
     def take_gradient(self, number: int, layer: int) -> tuple[Tensor, Tensor] | None:
         """The sums (E, H, D) of a partition's exports, once; None where nothing was added."""
@@ -104,7 +103,7 @@ class Gateway:
 
     def bind(self, attend: Attend) -> Attend:
         """`attend` over [gateway | own] keys; q, k and v are those of the own tokens."""
-        if not self.part.num_padded_prefix and not len(self.part.exported):
+        if not self.part.num_padded_prefix and not self.part.exports:
             return attend
 
         # Without it, own keys that need no gradient (a partition of frozen embeddings) would cut
@@ -120,38 +119,33 @@ class Gateway:
     def extended(self, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """(1, Q, H, D) -> (1, P + Q, H, D); exports are stored."""
         part = self.part
-        if self.is_stored and len(part.exported):
-            own = (x[0].index_select(0, part.exported) for x in (k, v))
-            self.store.write(part.number, layer, *own)
+        if self.is_stored and part.exports:
+            self.store.write(part.number, layer, _exported(k[0], part), _exported(v[0], part))
         if not part.num_padded_prefix:
             return k.view_as(k), v.view_as(v)
         missing = part.num_padded_prefix - len(part.prefix)
         padding = [k.new_zeros(missing, *k.shape[2:])] if missing else []
-        read = [(self.store.read(s.number, layer), s.rows) for s in part.sources]
-        joined = [
-            torch.cat([*(pair[i].index_select(0, rows) for pair, rows in read), *padding, x[0]])
+        held = [(self.store.read(run.number, layer), run) for run in part.sources]
+        keys, values = (
+            torch.cat([*(pair[i][run.start : run.stop] for pair, run in held), *padding, x[0]])
             for i, x in enumerate((k, v))
-        ]
-        return joined[0][None], joined[1][None]
+        )
+        return keys[None], values[None]
 
     def gradients(self, dk: Tensor, dv: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """(1, P + Q, H, D) -> (1, Q, H, D): the gateway's part goes to its owners, and what others
         sent to this partition is added before one cast."""
         part, num_prefix = self.part, self.part.num_padded_prefix
         start = 0
-        for source in part.sources:
-            stop = start + len(source.rows)
-            pair = (dk[0, start:stop], dv[0, start:stop])
-            self.store.add_gradient(source.number, layer, source.rows, pair)
+        for run in part.sources:
+            stop = start + run.stop - run.start
+            self.store.add_gradient(run, layer, (dk[0, start:stop], dv[0, start:stop]))
             start = stop
-        own = [dk[:, num_prefix:], dv[:, num_prefix:]]
+        own = dk[:, num_prefix:], dv[:, num_prefix:]
         sums = self.store.take_gradient(part.number, layer)
         if sums is None:
-            return own[0], own[1]
-        return tuple(
-            _added(gradient, part.exported, total)
-            for gradient, total in zip(own, sums, strict=True)
-        )
+            return own
+        return _added(own[0], part, sums[0]), _added(own[1], part, sums[1])
 
 
 class _Extend(torch.autograd.Function):
@@ -169,11 +163,24 @@ class _Extend(torch.autograd.Function):
         return (*ctx.gateway.gradients(dk, dv, ctx.layer), None, None, None)
 
 
-def _added(gradient: Tensor, rows: Tensor, total: Tensor) -> Tensor:
-    """gradient (1, Q, H, D) with `total` (E, H, D) added at `rows` (E,), summed wide, cast once."""
-    summed = gradient[0].index_select(0, rows).to(total.dtype) + total
-    return gradient.index_copy(1, rows, summed.to(gradient.dtype)[None])
+def _exported(x: Tensor, part: Partition) -> Tensor:
+    """The exported rows (E, H, D) of x (Q, H, D): a view where they are one run."""
+    runs = [x[run.start : run.stop].detach() for run in part.exports]
+    return runs[0] if len(runs) == 1 else torch.cat(runs)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return dtype if dtype == torch.float64 else torch.float32
+def _added(gradient: Tensor, part: Partition, total: Tensor) -> Tensor:
+    """gradient (1, Q, H, D) with `total` (E, H, D) added at the exported rows: summed wide, cast
+    once."""
+    summed = gradient.clone()
+    row = 0
+    for run in part.exports:
+        stop = row + run.stop - run.start
+        summed[0, run.start : run.stop] = gradient[0, run.start : run.stop] + total[row:stop]
+        row = stop
+    return summed
+
+
+def _wide_zeros(x: Tensor) -> Tensor:
+    """Zeros like x in float32, or in float64 where x is."""
+    return torch.zeros_like(x, dtype=x.dtype if x.dtype == torch.float64 else torch.float32)

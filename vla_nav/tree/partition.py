@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -45,12 +45,12 @@ PartitionMode = Literal["recompute", "keep"]
 Pad = Callable[[int], int]
 
 
-@dataclass(frozen=True, eq=False)
-class GatewaySource:
-    """A run of a gateway: rows (n,) int64 of what partition `number` exports."""
+class Run(NamedTuple):
+    """Rows start .. stop - 1 of partition `number`: of its exports, or of its own tokens."""
 
     number: int
-    rows: torch.Tensor
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +60,8 @@ class Partition:
     parent: the partition that it was cut from (the last one of its gateway), -1 for none.
     packed: the own tokens, `target_index` as in the whole pack; targets whose predictor is here.
     own (Q,), prefix (P,) int64: pack indices, without padding. sources: the gateway as runs of
-    other partitions' exports, in order. exported (E,) int64: own rows that others read.
-    targets (M,) int64: which targets of the whole pack are here.
+    other partitions' exports, in order. exports: what others read, as runs of own rows; heavy paths
+    are contiguous, so runs are few. targets (M,) int64: which of the whole pack's are here.
     """
 
     number: int
@@ -69,9 +69,14 @@ class Partition:
     packed: PackedTree
     own: torch.Tensor
     prefix: torch.Tensor
-    sources: tuple[GatewaySource, ...]
-    exported: torch.Tensor
+    sources: tuple[Run, ...]
+    exports: tuple[Run, ...]
     targets: torch.Tensor
+
+    @property
+    def num_exported(self) -> int:
+        """E."""
+        return sum(run.stop - run.start for run in self.exports)
 
     @property
     def num_padded_prefix(self) -> int:
@@ -92,8 +97,6 @@ class Partition:
             packed=function(self.packed),
             own=function(self.own),
             prefix=function(self.prefix),
-            sources=tuple(GatewaySource(item.number, function(item.rows)) for item in self.sources),
-            exported=function(self.exported),
             targets=function(self.targets),
         )
 
@@ -121,7 +124,7 @@ class Partitioned:
     @property
     def exported_tokens(self) -> int:
         """Tokens whose keys and values are kept for other partitions."""
-        return sum(len(part.exported) for part in self.parts)
+        return sum(part.num_exported for part in self.parts)
 
     @property
     def recomputed_tokens(self) -> int:
@@ -281,8 +284,8 @@ class _Cutter:
             packed=self._local(own, prefix, targets),
             own=torch.from_numpy(own),
             prefix=torch.from_numpy(prefix),
-            sources=self._sources(prefix),
-            exported=torch.from_numpy(exported),
+            sources=_runs(self._part_of[prefix], self._export_row[prefix]),
+            exports=_runs(np.full(len(exported), number), exported),
             targets=torch.from_numpy(targets),
         )
 
@@ -293,17 +296,6 @@ class _Cutter:
         root = int(tree_start[np.searchsorted(tree_start, first, side="right") - 1])
         chain = np.flatnonzero(self._subtree_end[root:first] > first) + root
         return chain[self._part_of[chain] < number]
-
-    def _sources(self, prefix: IntArray) -> tuple[GatewaySource, ...]:
-        """The gateway cut where it goes on in another partition."""
-        if not len(prefix):
-            return ()
-        numbers = self._part_of[prefix]
-        cuts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
-        return tuple(
-            GatewaySource(int(self._part_of[run[0]]), torch.from_numpy(self._export_row[run]))
-            for run in np.split(prefix, cuts)
-        )
 
     def _local(self, own: IntArray, prefix: IntArray, targets: IntArray) -> PackedTree:
         """The own tokens as a pack behind `prefix`."""
@@ -332,6 +324,15 @@ class _Cutter:
             prefix_end=torch.from_numpy(prefix_end),
             num_tokens=len(own),
         )
+
+
+def _runs(numbers: IntArray, rows: IntArray) -> tuple[Run, ...]:
+    """Neighbours of one partition and ascending rows as runs, in the order given."""
+    if not len(rows):
+        return ()
+    cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(numbers) != 0)) + 1
+    bounds = zip([0, *cuts.tolist()], [*cuts.tolist(), len(rows)], strict=True)
+    return tuple(Run(int(numbers[a]), int(rows[a]), int(rows[b - 1]) + 1) for a, b in bounds)
 
 
 def _taken(
