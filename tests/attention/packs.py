@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from tests.tree.episodes import token_episode
@@ -29,16 +31,23 @@ def random_pack(seed: int, num_trees: int, padding: int = 0) -> PackedTree:
     return pack(trees, pad_to=sum(tree.num_tokens for tree in trees) + padding)
 
 
+def random_trees(size: int, seed: int) -> list[PrefixTree]:
+    """Random trees, as many of 50 as fit into `size` tokens."""
+    trees: list[PrefixTree] = []
+    for i in range(50):
+        if size < 5:
+            break
+        tree = PrefixTree.from_paths(random_paths(seed + i), num_frames=3)
+        if tree.num_tokens <= size:
+            trees.append(tree)
+            size -= tree.num_tokens
+    return trees
+
+
+@cache
 def padded_to(size: int, seed: int) -> PackedTree:
     """Random trees, as many as fit, padded to exactly `size` tokens."""
-    trees: list[PrefixTree] = []
-    total = 0
-    for i in range(50):
-        tree = PrefixTree.from_paths(random_paths(seed + i), num_frames=3)
-        if total + tree.num_tokens <= size:
-            trees.append(tree)
-            total += tree.num_tokens
-    return pack(trees or [chain(1)], pad_to=size)
+    return pack(random_trees(size, seed) or [chain(1)], pad_to=size)
 
 
 def random_qkv(

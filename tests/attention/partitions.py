@@ -9,12 +9,27 @@ random_partition(...)   a forest whose trees hang from an invented chain of any 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import torch
 
-from tests.attention.packs import padded_to
-from vla_nav.tree import PackedTree
+from tests.attention.packs import LAYOUTS, caterpillar, chain, random_trees
+from vla_nav.tree import PackedTree, pack
+
+
+@cache
+def forest(size: int, seed: int) -> PackedTree:
+    """Episodes and small random trees filled up to `size` tokens, with padding where none fits."""
+    trees = []
+    room = size
+    for i, num_steps in enumerate((150, 60, 25, 8, 2)):
+        history, actions = LAYOUTS[(seed + i) % len(LAYOUTS)]
+        tree = caterpillar(num_steps, history, actions, seed=seed)
+        while tree.num_tokens <= room - 60:
+            trees.append(tree)
+            room -= tree.num_tokens
+    return pack([*trees, *random_trees(room, seed)] or [chain(1)], pad_to=size)
 
 
 def trunk_length(packed: PackedTree) -> int:
@@ -39,9 +54,9 @@ def cut(packed: PackedTree, num_prefix: int, *, padding: int = 0) -> PackedTree:
 def random_partition(
     num_tokens: int, num_prefix: int, seed: int, *, padding: int = 0
 ) -> PackedTree:
-    """Random trees filled up to `num_tokens`, behind a chain whose tokens are seen by the first
-    trees up to somewhere (its first quarter by all), and `padding` keys."""
-    packed = padded_to(num_tokens, seed)
+    """A forest of `num_tokens` behind a chain whose tokens are seen by the first trees up to
+    somewhere (its first quarter by all), and `padding` keys."""
+    packed = forest(num_tokens, seed)
     last_rows = packed.tree_start[1:].numpy()  # the row behind each tree
     rng = np.random.default_rng(seed)
     ends = np.sort(rng.choice(last_rows, num_prefix))[::-1].copy()

@@ -59,7 +59,7 @@ def test_partition_mask_as_drawn():
 
 
 @given(seeds(), st.integers(0, 3))
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 def test_a_partition_is_the_rest_of_its_tree(seed, padding):
     whole = random_pack(seed, num_trees=seed % 2 + 1, padding=seed % 3)
     for num_prefix in {0, 1, trunk_length(whole) // 2, trunk_length(whole)}:
@@ -67,8 +67,8 @@ def test_a_partition_is_the_rest_of_its_tree(seed, padding):
             assert_whole_equals_partition(whole, num_prefix, padding)
 
 
-@given(seeds(), st.sampled_from([1, 5, 63, 97, 130]), st.sampled_from([0, 1, 20, 100, 129]))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(0, 11), st.sampled_from([1, 5, 63, 97, 130]), st.sampled_from([0, 1, 20, 129]))
+@settings(max_examples=30, deadline=None, derandomize=True)
 def test_sdpa_equals_the_reference_behind_any_prefix(seed, num_tokens, num_prefix):
     packed = random_partition(num_tokens, num_prefix, seed, padding=seed % 3)
     heads, kv_heads = [(4, 4), (4, 2), (3, 1)][seed % 3]

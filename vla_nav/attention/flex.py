@@ -47,6 +47,7 @@ from vla_nav.tree.packing import PackedTree
 BLOCK_SIZE = 128
 _STEPS_PER_DOUBLING = 8  # buckets between n and 2n: at most 1/8 of a pack is padding
 _LEAST = 8  # blocks of a pack and of a list: sizes 0 and 1 would be compiled for themselves
+_MAX_GRAPHS = 64  # torch's own limit, 8, counts every dtype, head shape and gradient mode
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,9 +145,9 @@ def plan(packed: PackedTree) -> FlexPlan:
     lists = block_lists(end, num_prefix=first_row, block_size=BLOCK_SIZE)
     # One width for all four: the kernels find a row of the full lists by the partial ones' stride.
     every = (lists.kv_partial, lists.q_partial, lists.kv_full, lists.q_full)
-    width = _bucket(max(_LEAST, *map(longest_row, every)))
+    width = _bucket(max(_LEAST, *map(longest_row, every))) | 1
     while width in (lists.num_query_blocks, lists.num_key_blocks):
-        width += 1
+        width += 2
     tensors = []
     for rows in every:
         counts, indices = padded_rows(rows, width)
@@ -218,7 +219,9 @@ def _bucket(count: int) -> int:
 
 @cache
 def _compiled() -> Any:
-    """FlexAttention compiled once, with dynamic sizes; `fullgraph`: never a dense fallback."""
+    """FlexAttention compiled once, with dynamic sizes; `fullgraph`: never without its kernel."""
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, _MAX_GRAPHS)
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
