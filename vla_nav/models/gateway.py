@@ -51,8 +51,9 @@ class GatewayStore:
         for layer, pair in joined.items():
             keys, values = (torch.split(x, list(item.sizes)) for x in pair)
             for number, k, v in zip(item.numbers, keys, values, strict=True):
-                # A copy of its own, so that dropping one partition frees its memory.
-                self._held[number][layer] = (k.clone(), v.clone())
+                # Copies, so that dropping one partition frees its memory.
+                pair = (k, v) if len(item.numbers) == 1 else (k.clone(), v.clone())
+                self._held[number][layer] = pair
 
     def drop_keys(self, number: int) -> None:
         """Forget the keys of a partition that nobody will read any more."""

@@ -97,7 +97,13 @@ class VLA(nn.Module):
     ) -> Tensor:
         """Hidden states (T, E) after the last norm, in pack order."""
         features = self.features(frames)
-        embeddings = self.embed(packed.token_ids, packed.frame_index, packed.patch_index, features)
+        embeddings = self.embed(
+            packed.token_ids,
+            packed.frame_index,
+            packed.patch_index,
+            features,
+            vision_index=packed.vision_index,
+        )
 
         def attend(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float) -> Tensor:
             return self._attend(q, k, v, plan, scale)
@@ -118,15 +124,24 @@ class VLA(nn.Module):
         return self.encoder.encode(frames)
 
     def embed(
-        self, token_ids: Tensor, frame_index: Tensor, patch_index: Tensor, features: Tensor
+        self,
+        token_ids: Tensor,
+        frame_index: Tensor,
+        patch_index: Tensor,
+        features: Tensor,
+        *,
+        vision_index: Tensor | None = None,
     ) -> Tensor:
-        """Embeddings (T, E) of tokens (T,); vision tokens show features[frame, patch]."""
+        """Embeddings (T, E) of tokens (T,); vision tokens show features[frame, patch].
+
+        vision_index: where frame_index >= 0; None looks it up, which waits for the device.
+        """
         num_own = self.vocabulary.num_own
         is_own = token_ids < num_own
         text = self.backbone.text_embedding((token_ids - num_own).clamp_min(0))
         own = self.own_embedding(token_ids.clamp_max(num_own - 1))
         embeddings = torch.where(is_own[:, None], own, text)  # (T, E)
-        shown = (frame_index >= 0).nonzero()[:, 0]
+        shown = (frame_index >= 0).nonzero()[:, 0] if vision_index is None else vision_index
         if len(shown) == 0:
             return embeddings
         patch = patch_index[shown].long()

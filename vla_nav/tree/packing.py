@@ -37,7 +37,8 @@ class PackedTree:
 
     token_ids (T,) int64; position_ids (T,) int64, depth on the path; subtree_end (T,) int32,
     exclusive; frame_index (T,) int32, -1 = text, else a row of the pack's frame table (tree i's
-    frames are rows frame_offset[i] .. frame_offset[i+1]-1); patch_index (T,) int32.
+    frames are rows frame_offset[i] .. frame_offset[i+1]-1); patch_index (T,) int32; vision_index
+    (S,) int64, the tokens that show a frame, so that no device has to be asked where they are.
     target_index, predictor_index, target_ids, target_tree (M,) int64: target m is token
     target_index[m] with id target_ids[m] of tree target_tree[m], and hidden[predictor_index[m]]
     predicts it. loss_weights (M,) float32, without 1/K. num_paths (G,) int64.
@@ -51,6 +52,7 @@ class PackedTree:
     subtree_end: torch.Tensor
     frame_index: torch.Tensor
     patch_index: torch.Tensor
+    vision_index: torch.Tensor
     target_index: torch.Tensor
     predictor_index: torch.Tensor
     target_ids: torch.Tensor
@@ -126,6 +128,7 @@ def pack(trees: Sequence[PrefixTree], *, pad_to: int | None = None) -> PackedTre
         "subtree_end": subtree_end,
         "frame_index": frame_index,
         "patch_index": _fill([tree.patch_index for tree in trees], size, -1),
+        "vision_index": np.flatnonzero(real >= 0),
         "target_index": target_index,
         "predictor_index": predictor_index,
         "target_ids": token_ids[target_index],

@@ -315,6 +315,7 @@ class _Cutter:
             subtree_end=torch.from_numpy(subtree_end),
             frame_index=_taken(whole.frame_index, index, extra, -1),
             patch_index=_taken(whole.patch_index, index, extra, -1),
+            vision_index=(whole.frame_index[index] >= 0).nonzero()[:, 0],
             target_index=whole.target_index[chosen],
             predictor_index=torch.from_numpy(self._own_row[whole.predictor_index.numpy()[targets]]),
             target_ids=whole.target_ids[chosen],
