@@ -12,7 +12,7 @@ of one tree; the rate is the tree's tokens over its time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,7 +81,7 @@ class PartitionBench:
         """The whole tree at once."""
         self._checkpoint(is_checkpointed)
         work = self._whole(synthetic_tree(shape) if shape else self.tree)
-        return measure(work, device=self.device)
+        return measure(work, device=self.device, repeats=3, warmups=1)
 
     def row(self, mode: str, capacity: int, base: Measured, bound_bytes: float) -> PartitionRow:
         """Time and memory in partitions. base: resident, what the rate is compared with."""
@@ -93,6 +93,8 @@ class PartitionBench:
         found = measure(
             lambda: partitioned_backward(self.model, plans, self.features, _loss),
             device=self.device,
+            repeats=3,
+            warmups=1,
         )
         return PartitionRow(
             tree=str(self.shape),
@@ -130,9 +132,10 @@ class PartitionBench:
     def _drift(self, work: Callable[[], Any]) -> float:
         """Largest relative difference by norm between gradients of `work` and of resident; refuses
         to go on where it is more than rounding."""
-        whole = self._whole(self.tree)
-        expected = self._gradients(whole)
         found = self._gradients(work)
+        self._checkpoint(True)  # what does not fit otherwise
+        expected = self._gradients(self._whole(self.tree))
+        self._checkpoint(False)
         drifts = [
             float((a.float() - b.float()).norm() / b.float().norm().clamp_min(1e-20))
             for a, b in zip(found, expected, strict=True)
@@ -153,36 +156,31 @@ class PartitionBench:
         (enable_checkpointing if is_on else disable_checkpointing)(self.model.backbone.model)
 
 
-def partition_rows(
-    shape: TreeShape,
-    size: str,
-    *,
-    device: str,
-    attention: str,
-    counts: Sequence[int],
-    keep_share: float | None,
-) -> tuple[list[PartitionRow], dict[str, Measured]]:
-    """Rows for each number of partitions (recompute), and one in `keep` mode at capacity
-    keep_share x tokens; the resident measurements by name."""
-    bench = PartitionBench(shape, size, device=device, attention=attention)
-    tokens = bench.tree.num_tokens
-    resident = {
-        "checkpointed": bench.resident(is_checkpointed=True),
-        "plain": bench.resident(is_checkpointed=False),
-    }
-    rows = []
+def recompute_rows(
+    bench: PartitionBench, counts: Sequence[int]
+) -> Iterator[tuple[str, Measured | PartitionRow]]:
+    """Resident with checkpointing, then for each number of partitions what fits and the row."""
+    base = bench.resident(is_checkpointed=True)
+    yield "resident, checkpointed", base
     for count in counts:
-        capacity = -(-tokens // count)
-        name = f"one of {count}"
+        # A little over the share: cuts are at node boundaries, and a rest would be one part more.
+        capacity = math.ceil(1.02 * bench.tree.num_tokens / count)
         part = bench.cut_shape(capacity)
-        resident[name] = bench.resident(is_checkpointed=False, shape=part)
-        bound = resident[name].working_bytes + bench.kv_bytes()
-        rows.append(bench.row("recompute", capacity, resident["checkpointed"], bound))
-    if keep_share is not None:
-        plain = resident["plain"]
-        capacity = math.ceil(keep_share * tokens)
-        rows.append(bench.row("keep", capacity, plain, plain.working_bytes))
-    return rows, resident
+        fits = bench.resident(is_checkpointed=False, shape=part)
+        yield f"resident, {part}", fits
+        bound = fits.working_bytes + bench.kv_bytes()
+        yield "recompute", bench.row("recompute", capacity, base, bound)
+
+
+def keep_rows(
+    bench: PartitionBench, shares: Sequence[float]
+) -> Iterator[tuple[str, Measured | PartitionRow]]:
+    """Resident without checkpointing, then a row for each capacity as a share of the tokens."""
+    base = bench.resident(is_checkpointed=False)
+    yield "resident", base
+    for share in shares:
+        capacity = math.ceil(share * bench.tree.num_tokens)
+        yield "keep", bench.row("keep", capacity, base, base.working_bytes)
 
 
 def _loss(logits: Tensor, packed: PackedTree) -> Tensor:
