@@ -165,8 +165,10 @@ def assert_equal_steps(ours: Step, flat: Step, bound: Bound, *, is_signed: bool 
         name: flat.size[name] if is_signed else float(value.double().norm())
         for name, value in flat.gradients.items()
     }
-    # A query with a single key has no gradient: what is left there is rounding of the others.
-    floor = 1e-3 * max(sizes.values())
+    # A query with a single key has no gradient: what is left there is rounding of the others, and
+    # may be as large as an epsilon of theirs.
+    epsilon = max(torch.finfo(value.dtype).eps for value in flat.gradients.values())
+    floor = max(1e-3, epsilon / bound.gradients) * max(sizes.values())
     for name, value in flat.gradients.items():
         gap = float((ours.gradients[name].double() - value.double()).norm())
         assert gap <= bound.gradients * max(sizes[name], floor), (name, gap / (sizes[name] + 1e-30))
