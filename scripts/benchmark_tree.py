@@ -172,11 +172,14 @@ def write(sizes: list[Row], layouts: list[Row], machine: dict[str, str]) -> None
     OUT.mkdir(parents=True, exist_ok=True)
     command = "taskset -c 0 python scripts/benchmark_tree.py"
     facts = ", ".join(f"{key} {value}" for key, value in machine.items())
+    facts += " (CPU time is counted; caches are shared with whatever else runs)"
     text = f"""# What a pack costs to build
 
     {command}
 
-{facts}. Episodes of {FULL} tokens a frame ({POOLED} pooled), 3 action tokens a step, segments
+{facts}.
+
+Episodes of {FULL} tokens a frame ({POOLED} pooled), 3 action tokens a step, segments
 cached. Medians of CPU time in ms for the whole pack; `ns per token` is tree (merge, order,
 positions, predictors, weights), pack and block lists. 128k and 1M tokens are packs of 8 and 61
 episodes, or one episode grown to that size (its block lists are left out where a trunk of T tokens
@@ -217,7 +220,7 @@ def main() -> None:
     print(table(sizes), "", table(layouts), sep="\n")
     machine = {
         "machine": f"{platform.machine()} with {os.cpu_count()} cores",
-        "load before": f"{load:.1f}",
+        "load average": f"{load:.1f}",
         "python": platform.python_version(),
         "numpy": np.__version__,
         "torch": torch.__version__,
