@@ -95,7 +95,7 @@ def test_tokens_of_a_frame_are_the_encoders_or_those_given() -> None:
     assert frame_tokens(ENCODER, full=196) == (196, 1)
     assert frame_tokens(ENCODER, pooled=0) == (real.num_full, 0)
     assert frame_tokens({"name": "nothing like it"}, full=5, pooled=2) == (5, 2)
-    with pytest.raises(UserError, match="frame_tokens=0: allowed: 1 and more"):
+    with pytest.raises(UserError, match="frame_tokens=0: allowed: whole numbers from 1 on"):
         frame_tokens(ENCODER, full=0)
 
 

@@ -235,7 +235,7 @@ def test_recorded_episodes_are_found_by_index_and_by_id(tmp_path: Path) -> None:
         drawn(Layout(), episode=4, **keywords)
     with pytest.raises(UserError, match=r"draw.episode=tree: no such episode .*toy/train//00000"):
         drawn(Layout(), episode="tree", **keywords)
-    with pytest.raises(UserError, match=r"draw.steps=0: allowed: 1 and more"):
+    with pytest.raises(UserError, match=r"draw.steps=0: allowed: whole numbers from 1 on"):
         drawn(Layout(), num_steps=0)
 
 

@@ -37,8 +37,11 @@ def frame_tokens(
     Raises `UserError` for numbers that no encoder has.
     """
     for name, value, least in (("frame_tokens", full, 1), ("pooled_tokens", pooled, 0)):
-        if value is not None and value < least:
-            raise UserError(f"{name}={value}: allowed: {least} and more, or null for the encoder's")
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        if value is not None and not is_count:
+            raise UserError(
+                f"{name}={value}: allowed: whole numbers from {least} on, or null for the encoder's"
+            )
     if pooled is None and full is not None:
         pooled = int(encoder.get("num_pooled", 1))
     if full is None or pooled is None:

@@ -31,6 +31,7 @@ from vla_nav.verification.drawing_tokens import (
 )
 
 _NUMBER_PX = 15  # tokens at least so wide carry their numbers
+_SEPARATED_PX = 6  # nodes at least so wide get a white line before them
 _ARCS = 400  # more branches than that would be a blot
 _LINE = "#5c6470"
 _POSITION, _END = "#20639b", "#9b5de5"
@@ -66,8 +67,8 @@ def paint_pack(
                 run.start + length / 2, 0.5, words, fontsize=TYPE_PT, color=INK[run.kind],
                 ha="center", va="center", clip_on=True,
             )  # fmt: skip
-    if tree.num_nodes * 3 < width_px:
-        axes.vlines(tree.node_start, 0, 1, colors="white", linewidths=0.8)
+    wide = np.diff(tree.node_start) * per_token >= _SEPARATED_PX
+    axes.vlines(tree.node_start[:-1][wide], 0, 1, colors="white", linewidths=0.8)
     is_far = far_targets(tree)
     ends = (tree.predictor_index[is_far] + 0.5, tree.target_index[is_far] + 0.5)
     arcs = list(zip(*(end.tolist() for end in ends), strict=True))

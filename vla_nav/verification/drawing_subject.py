@@ -16,6 +16,7 @@ from vla_nav.episodes.types import Episode
 from vla_nav.errors import UserError
 from vla_nav.models.assembly import ModelConfig, build_prompt
 from vla_nav.models.prompt import Layout, PromptBuilder
+from vla_nav.training.datamodule import require_conventions
 from vla_nav.training.episode_file import open_episodes
 from vla_nav.training.grouping import grouped
 from vla_nav.training.made_summaries import MadeSummaries, episode_paths
@@ -48,13 +49,17 @@ class DrawRecipe:
     block_size: int | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name, value in (("steps", self.num_steps), ("block_size", self.block_size)):
+            is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            if not is_count and not (name == "block_size" and value is None):
+                raise UserError(f"draw.{name}={value}: allowed: whole numbers from 1 on")
+
 
 def drawing_of(recipe: DrawRecipe) -> Drawing:
     """The drawing of the asked episode. Raises `UserError` for an episode that is not there."""
     if recipe.data_path is None:
         number = _index(recipe.episode, 2**31)
-        if recipe.num_steps < 1:
-            raise UserError(f"draw.steps={recipe.num_steps}: allowed: 1 and more")
         described: dict[str, Any] = recipe.action_space.describe()
         embodiment = plain_embodiment(
             float(described.get("turn_deg", 15.0)),
@@ -94,6 +99,8 @@ def drawing_of(recipe: DrawRecipe) -> Drawing:
         num_full=recipe.frame_tokens.full,
         num_pooled=recipe.frame_tokens.pooled,
     )
+    if recipe.data_path is not None:
+        require_conventions(episodes, builder)
     return _drawn(recipe, builder, group, title)
 
 

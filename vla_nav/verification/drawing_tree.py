@@ -132,7 +132,11 @@ def paint_tree(
         for node, parent in enumerate(tree.node_parent.tolist())
         if parent >= 0 and lane[node] != lane[parent]
     ]
-    axes.add_collection(LineCollection(connectors, colors=_LINE, linewidths=0.7, zorder=1))
+    axes.add_collection(
+        LineCollection(
+            connectors, colors=_LINE, linewidths=0.7 if shape.num_lanes < 40 else 0.35, zorder=1
+        )
+    )
     for run in runs:
         x = int(tree.position_ids[run.start])
         y, length = lane[run.node] - _BOX / 2, run.stop - run.start
