@@ -121,9 +121,10 @@ def test_memory_of_a_plan_stays_below_rows_times_keys_of_a_chunk():
     plan = sdpa.plan(packed)
     longest = len(packed.subtree_end) + len(packed.prefix_end)
     for call in plan.calls:
-        assert call.mask is not None
+        mask = call.mask(plan.num_prefix)
+        assert mask is not None
         assert call.q_index.shape[1] <= sdpa.MAX_ROWS
-        assert call.mask.numel() <= max(sdpa.MAX_CELLS, sdpa.MAX_ROWS * longest)
+        assert mask.numel() <= max(sdpa.MAX_CELLS, sdpa.MAX_ROWS * longest)
 
 
 @pytest.mark.parametrize("name", ["reference", "sdpa"])
@@ -135,3 +136,18 @@ def test_keys_without_their_prefix_are_refused(name):
     assert (plan.num_tokens, plan.num_prefix) == (5, 3)
     with pytest.raises(ValueError, match="5 and k 5 tokens, but the plan is for 5 behind a prefix"):
         found.attend(q, k[:, 3:], v[:, 3:], plan)
+
+
+def test_a_chunk_keeps_no_copy_of_its_keys_for_the_backward_pass():
+    packed = random_partition(1000, 1000, seed=0)
+    q, k, v, _ = random_qkv(packed)
+    kept = []
+
+    def keep(x):
+        kept.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        sdpa.attend(q, k, v, sdpa.plan(packed))
+    # Eight chunks of 1000 to 2000 keys each would keep six times the keys and values.
+    assert sum(kept) < 3 * (q.numel() + k.numel() + v.numel())

@@ -14,10 +14,11 @@ What goes wrong elsewhere, and what is done about it here:
 - a mask function that reads past the end where T is no multiple of the block (NaN in backward):
   the plan's `end` always fills whole blocks, and q, k and v are padded to it;
 - a recompilation for every new length: lengths and list widths come from a small set of buckets
-  and are dynamic sizes of one compiled function, and no two of them are equal by chance (equal
-  sizes are compiled as one, and once more when they differ); a prefix's length is a tensor, and
-  packs without one keep the mask function that needs none. That makes two graphs per dtype, head
-  shape and gradient mode; past torch's limit of recompilations `attend` raises;
+  and are dynamic sizes of one compiled function; a prefix's length is a tensor, and packs without
+  one keep the mask function that needs none. That makes two graphs per dtype, head shape and
+  gradient mode, and a further one where two sizes of the first call are equal by chance (torch
+  compiles them as one size; widths are odd, so that they rarely equal another). Beyond _MAX_GRAPHS
+  `attend` raises: torch would go on without a kernel, dense;
 - lists of partial and of full blocks of different widths: the kernels read both with one stride, so
   full blocks come from wrong rows, or from outside the list;
 - block masks derived from a dense T x T mask: never built, the lists come from `blocks.py`;

@@ -3,8 +3,10 @@
     loader worker   plan(packed)            dense jobs (`row_jobs.py`), batched into calls
     every layer     attend(q, k, v, plan)   gather the rows and keys of a call, one product, scatter
 
-Jobs of similar size share a call. No Q x (P+Q): memory is bounded by MAX_ROWS x keys per job and
-MAX_CELLS per call. Softmax is never split and merged.
+Jobs of similar size share a call. No Q x (P+Q): a mask lives as long as its call, and is bounded by
+MAX_ROWS x keys of a job and MAX_CELLS of a call. Behind gateway keys every chunk of rows needs one,
+and a copy of its keys, so there a call is computed again in the backward pass instead of kept.
+Softmax is never split and merged.
 
 Axis legend: B batch, Q own tokens, P prefix tokens, H query heads, Hkv key/value heads, D head dim;
 J jobs of a call, R query rows, C keys of a job.
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from vla_nav.attention.mask import is_visible, joint_end
 from vla_nav.attention.row_jobs import Job, row_jobs
@@ -33,11 +36,18 @@ MAX_WASTE = 1.3  # padded cells of a call over the cells that its jobs need
 @dataclass(frozen=True, eq=False)
 class Call:
     """One batched call: q_index (J, R) own and k_index (J, C) joint indices, int64 (padding repeats
-    an index that is masked or dropped); mask (J, 1, R, C) bool, or None for plain causal."""
+    an index that is masked or dropped); key_end (J, C) int64, or None for plain causal."""
 
     q_index: torch.Tensor
     k_index: torch.Tensor
-    mask: torch.Tensor | None
+    key_end: torch.Tensor | None
+
+    def mask(self, num_prefix: int) -> torch.Tensor | None:
+        """(J, 1, R, C) bool, or None for plain causal."""
+        if self.key_end is None:
+            return None
+        rows, keys, ends = self.q_index + num_prefix, self.k_index, self.key_end
+        return is_visible(rows[:, None, :, None], keys[:, None, None], ends[:, None, None])
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +76,7 @@ class SdpaPlan:
             Call(
                 function(call.q_index),
                 function(call.k_index),
-                None if call.mask is None else function(call.mask),
+                None if call.key_end is None else function(call.key_end),
             )
             for call in self.calls
         )
@@ -107,28 +117,45 @@ def attend(
     scale: float | None = None,
 ) -> torch.Tensor:
     """q (B, Q, H, D), k and v (B, P+Q, Hkv, D) -> (B, Q, H, D)."""
-    heads, kv_heads = check_shapes(q, k, v, plan.num_tokens, plan.num_prefix)
+    heads, _ = check_shapes(q, k, v, plan.num_tokens, plan.num_prefix)
     batch, num_tokens, _, dim = q.shape
-    if kv_heads != heads:
-        k = k.repeat_interleave(heads // kv_heads, dim=2)
-        v = v.repeat_interleave(heads // kv_heads, dim=2)
     outputs = []
     for call in plan.calls:
-        jobs, rows = call.q_index.shape
-        mask = call.mask
-        if mask is not None and batch > 1:
-            mask = mask.repeat(batch, 1, 1, 1)
-        out = scaled_dot_product_attention(
-            _gather(q, call.q_index),
-            _gather(k, call.k_index),
-            _gather(v, call.k_index),
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scale,
-        )  # (B * J, H, R, D)
-        outputs.append(out.transpose(1, 2).reshape(batch, jobs * rows, heads, dim))
+        if plan.num_prefix:
+            out = checkpoint(
+                _attend_call,
+                *(q, k, v, call, plan.num_prefix, scale),
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+        else:
+            out = _attend_call(q, k, v, call, 0, scale)
+        outputs.append(out.transpose(1, 2).reshape(batch, -1, heads, dim))  # (B, J * R, H, D)
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
     return joined.index_select(1, plan.out_index).view(batch, num_tokens, heads, dim)
+
+
+def _attend_call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    call: Call,
+    num_prefix: int,
+    scale: float | None,
+) -> torch.Tensor:
+    """Whole q, k and v -> (B * J, H, R, D)."""
+    batch, groups = q.shape[0], q.shape[2] // k.shape[2]
+    mask = call.mask(num_prefix)
+    if mask is not None and batch > 1:
+        mask = mask.repeat(batch, 1, 1, 1)
+    rows, keys, values = (
+        _gather(x, index) for x, index in ((q, call.q_index), (k, call.k_index), (v, call.k_index))
+    )
+    if groups > 1:
+        keys, values = (x.repeat_interleave(groups, dim=1) for x in (keys, values))
+    return scaled_dot_product_attention(
+        rows, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
+    )
 
 
 def _gather(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -181,12 +208,8 @@ def _masked_call(batch: Sequence[Job], end: Int32Array, num_prefix: int) -> Call
         k_index[j, : len(job.before)] = job.before
         k_index[j, len(job.before) : job.num_keys] = rows + num_prefix
         is_key[j, : job.num_keys] = True
-    key_end = np.where(is_key, end[k_index], 0).astype(np.int32)
-    joint_rows, keys = (q_index + num_prefix).astype(np.int32), k_index.astype(np.int32)
-    mask = is_visible(joint_rows[:, :, None], keys[:, None, :], key_end[:, None, :])  # (J, R, C)
-    return Call(
-        torch.from_numpy(q_index), torch.from_numpy(k_index), torch.from_numpy(mask)[:, None]
-    )
+    key_end = np.where(is_key, end[k_index], 0).astype(np.int64)
+    return Call(*map(torch.from_numpy, (q_index, k_index, key_end)))
 
 
 BACKEND = Backend("sdpa", plan, attend, same_length, ("cpu", "cuda"), same_length)
