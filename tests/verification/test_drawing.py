@@ -222,6 +222,13 @@ def test_files_open_are_whole_and_need_no_network() -> None:
     assert f"{stats.num_flat_tokens:,} tokens become one tree of {stats.num_tree_tokens:,}" in text
 
 
+def test_a_generated_trajectory_has_a_leaf_per_step_and_instruction() -> None:
+    drawing = drawn(Layout(instruction="last"), group="trajectory")
+    assert "and 2 more instructions" in drawing.title
+    assert drawing.tree.num_paths == 3 * 6
+    assert drawing.stats.num_tree_frames == 6
+
+
 def test_recorded_episodes_are_found_by_index_and_by_id(tmp_path: Path) -> None:
     write_recorded(tmp_path, num_episodes=4)
     keywords = {"data_path": str(tmp_path), "split": "train"}

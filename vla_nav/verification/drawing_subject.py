@@ -8,11 +8,11 @@ No model is made and no frame is read: the encoder's token counts are enough.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vla_nav.actions.types import ActionSpace
-from vla_nav.episodes.types import Episode
+from vla_nav.episodes.types import Embodiment, Episode
 from vla_nav.errors import UserError
 from vla_nav.models.assembly import ModelConfig, build_prompt
 from vla_nav.models.prompt import Layout, PromptBuilder
@@ -24,7 +24,7 @@ from vla_nav.training.shapes import FrameTokens
 from vla_nav.tree import PrefixTree
 from vla_nav.verification.drawing_tokens import FRAME, LABEL, POOLED, token_kinds, token_runs
 from vla_nav.verification.drawing_words import Drawing
-from vla_nav.verification.generated import plain_embodiment, walked_episode
+from vla_nav.verification.generated import INSTRUCTIONS, plain_embodiment, walked_episode
 
 _SUMMARIES = MadeSummaries(num_tokens=8, every=8)
 
@@ -59,39 +59,51 @@ class DrawRecipe:
 def drawing_of(recipe: DrawRecipe) -> Drawing:
     """The drawing of the asked episode. Raises `UserError` for an episode that is not there."""
     if recipe.data_path is None:
-        number = _index(recipe.episode, 2**31)
-        described: dict[str, Any] = recipe.action_space.describe()
-        embodiment = plain_embodiment(
-            float(described.get("turn_deg", 15.0)),
-            float(described.get("step_m", 0.25)),
-            has_depth=recipe.model.prompt.depth,
-        )
-        group = [
-            walked_episode(
-                number,
-                num_steps=recipe.num_steps,
-                embodiment=embodiment,
-                seed=recipe.seed,
-                perturbed=0.0,
-                relabelled=0.0,
-            )
-        ]
+        group = _generated(recipe)
         title = f"A generated episode of {recipe.num_steps} steps"
-    else:
-        episodes = open_episodes(
-            recipe.data_path,
-            recipe.split,
-            action_space=recipe.action_space,
-            role=recipe.role,
-            turn_deg=recipe.turn_deg,
-            prompt=recipe.model.prompt,
-        )
-        embodiment = episodes.embodiment
-        chosen = _find(episodes, recipe.episode)
-        members = next(part for part in grouped(episodes, recipe.group) if chosen in part)
-        group = [episodes[index] for index in members]
-        title = f"Episode {'/'.join(part for part in group[0].key if part)}"
-    builder = build_prompt(
+        return _drawn(recipe, _builder(recipe, group[0].embodiment), group, title)
+    episodes = open_episodes(
+        recipe.data_path,
+        recipe.split,
+        action_space=recipe.action_space,
+        role=recipe.role,
+        turn_deg=recipe.turn_deg,
+        prompt=recipe.model.prompt,
+    )
+    builder = _builder(recipe, episodes.embodiment)
+    require_conventions(episodes, builder)
+    chosen = _find(episodes, recipe.episode)
+    members = next(part for part in grouped(episodes, recipe.group) if chosen in part)
+    group = [episodes[index] for index in members]
+    title = f"Episode {'/'.join(part for part in group[0].key if part)}"
+    return _drawn(recipe, builder, group, title)
+
+
+def _generated(recipe: DrawRecipe) -> list[Episode]:
+    """A walk of an expert that is always obeyed; as a trajectory, under several instructions."""
+    described: dict[str, Any] = recipe.action_space.describe()
+    embodiment = plain_embodiment(
+        float(described.get("turn_deg", 15.0)),
+        float(described.get("step_m", 0.25)),
+        has_depth=recipe.model.prompt.depth,
+    )
+    episode = walked_episode(
+        _index(recipe.episode),
+        num_steps=recipe.num_steps,
+        embodiment=embodiment,
+        seed=recipe.seed,
+        perturbed=0.0,
+        relabelled=0.0,
+    )
+    if recipe.group == "episode":
+        return [episode]
+    others = [text for text in INSTRUCTIONS if text != episode.instruction]
+    return [episode, *(replace(episode, instruction=text) for text in others)]
+
+
+def _builder(recipe: DrawRecipe, embodiment: Embodiment | None) -> PromptBuilder:
+    assert embodiment is not None
+    return build_prompt(
         recipe.model,
         action_space=recipe.action_space,
         embodiment=embodiment,
@@ -99,9 +111,6 @@ def drawing_of(recipe: DrawRecipe) -> Drawing:
         num_full=recipe.frame_tokens.full,
         num_pooled=recipe.frame_tokens.pooled,
     )
-    if recipe.data_path is not None:
-        require_conventions(episodes, builder)
-    return _drawn(recipe, builder, group, title)
 
 
 def _drawn(recipe: DrawRecipe, builder: PromptBuilder, group: list[Episode], title: str) -> Drawing:
@@ -143,10 +152,10 @@ def _words(builder: PromptBuilder, kind: int, frame: int, ids: list[int]) -> str
     return f"{len(ids)} tokens: {text}" if text else f"{len(ids)} special tokens"
 
 
-def _index(episode: int | str | None, count: int) -> int:
+def _index(episode: int | str | None) -> int:
     if episode is None:
         return 0
-    if isinstance(episode, bool) or not isinstance(episode, int) or not 0 <= episode < count:
+    if isinstance(episode, bool) or not isinstance(episode, int) or episode < 0:
         raise UserError(f"draw.episode={episode}: generated episodes are numbered from 0 on")
     return episode
 
