@@ -19,7 +19,7 @@ from vla_nav.tree.types import IntArray
 
 TEXT, SPECIAL, FRAME, POOLED, ACTION, LABEL = range(6)
 WORDS = (
-    "text: the instruction, what the robot is told",
+    "text: the instruction, and a summary where one is given",
     "special: begin, pose, or the mark that an action follows",
     "a frame at full token count: the current observation",
     "a frame pooled to few tokens: history",
