@@ -19,6 +19,7 @@ from vla_nav.tree import Layout, PrefixTree
 from vla_nav.verification import full_size, run
 from vla_nav.verification.generated import plain_embodiment, walked_episode
 from vla_nav.verification.oracle import Sample
+from vla_nav.verification.progress import Paced
 from vla_nav.verification.recipe import VerifyRecipe, VerifySettings
 from vla_nav.verification.report import Finding, as_values, num_violated, render
 from vla_nav.verification.run import verify
@@ -113,7 +114,8 @@ def test_wide_models_are_shrunk_in_float64_and_the_report_says_so():
     recipe = recipe_of(
         *FEATURES,
         *(f"models.backbone.options.{item}" for item in wide),
-        settings=replace(QUICK, max_width=64, num_episodes=1),
+        "models.backbone.gradient_checkpointing=true",
+        settings=replace(QUICK, max_width=64, num_episodes=1, max_parts=2),
     )
     summary = verify(recipe).summary["float64"]
     changes = "; ".join(summary["shrunk"])
@@ -131,6 +133,24 @@ def test_flex_is_proven_by_sdpa_on_a_cpu_and_the_report_says_so(monkeypatch):
     assert num_violated(verified.findings) == 0
     assert "attention flex -> sdpa" in verified.summary["float64"]["shrunk"]
     assert verified.summary["bf16"]["model"]["attention"] == "sdpa"
+
+
+@pytest.mark.gpu
+def test_flex_drifts_no_more_than_flat_paths_do_at_another_batch_shape():
+    """On the GPU, under autocast and with bfloat16 weights; the table is the report."""
+    for precision in ("bf16-mixed", "bf16-true"):
+        recipe = recipe_of(
+            *TRAINED,
+            "attention=flex",
+            f"trainer.precision={precision}",
+            "models.backbone.options.head_dim=16",
+            settings=replace(QUICK, max_steps=24, drift_episodes=2),
+        )
+        verified = verify(recipe)
+        print(render(verified.findings, title=precision))
+        assert num_violated(verified.findings) == 0, render(verified.findings, title=precision)
+        assert verified.summary["bf16"]["model"]["attention"] == "flex"
+        assert verified.summary["bf16"]["device"] != "cpu"
 
 
 def test_recorded_trajectories_are_one_tree_and_every_label_counts_once(tmp_path):
@@ -225,6 +245,16 @@ def test_a_window_binds_without_being_asked_for():
     for history in ("window", "uniform", "summary"):
         assert VerifySettings().steps(Layout(history, window=32, uniform=32, summary_keep=32)) > 32
     assert VerifySettings().steps(Layout("full", window=32)) == 8
+
+
+def test_long_work_tells_how_far_it_is(monkeypatch):
+    clock = iter([0.0, 1.0, 11.0, 12.0, 30.0])
+    monkeypatch.setattr("vla_nav.verification.progress.time.monotonic", lambda: next(clock))
+    told: list[str] = []
+    paced = Paced(told.append, "path", 4)
+    for _ in range(4):
+        paced.step()
+    assert [line.strip() for line in told] == ["path 2 of 4", "path 4 of 4"]
 
 
 def test_findings_never_pass_on_nan_and_free_rows_never_fail():

@@ -14,7 +14,7 @@ Axis legend: n tokens of a path, B paths of a batch, M supervised tokens, V logi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from vla_nav.tree.packing import pack
 from vla_nav.tree.types import PathTokens
 from vla_nav.verification.equivalence import trees_of
 from vla_nav.verification.oracle import Sample, num_supervised
+from vla_nav.verification.progress import Paced, Progress
 from vla_nav.verification.report import Finding, difference
 from vla_nav.verification.vla_forwards import (
     causal_hidden,
@@ -42,8 +43,6 @@ _BATCH = 4  # flat paths of one batch of run b
 _FACTOR = 3.0  # how many times the noise the tree may drift: each side rounds by itself
 _FACTOR_OF_ONE = 10.0  # the same for the worst single tensor, whose noise has a long tail
 _LEAST = 2.0**-8  # one rounding of bfloat16, relative: what no bound is below
-
-Progress = Callable[[str], None]
 
 
 class _Run(NamedTuple):
@@ -78,7 +77,7 @@ def check_drift(
     bfloat16 weights (float32 then computes with the same, rounded ones). The model's gradients and
     dtype are changed.
     """
-    runs = _Runs(model, samples, normalisation, is_mixed=is_mixed)
+    runs = _Runs(model, samples, normalisation, progress, is_mixed=is_mixed)
     progress("bf16: flat paths one by one")
     flat = runs.flat(1)
     progress(f"bf16: flat paths, {_BATCH} a batch")
@@ -141,10 +140,11 @@ class _Runs:
         model: VLA,
         samples: Sequence[Sample],
         normalisation: Normalisation,
+        progress: Progress,
         *,
         is_mixed: bool,
     ) -> None:
-        self._model, self._normalisation = model, normalisation
+        self._model, self._normalisation, self._progress = model, normalisation, progress
         self._is_mixed = is_mixed
         if not is_mixed:
             model.bfloat16()
@@ -159,12 +159,15 @@ class _Runs:
             self._model.float()
         taught = num_supervised(self._samples)
         total, logits = 0.0, []
+        num_batches = sum(-(-tree.num_paths // batch) for tree in self._trees)
+        paced = Paced(self._progress, "batch", num_batches)
         for sample, tree in zip(self._samples, self._trees, strict=True):
             frames = sample.frames
             if is_float32 and frames.is_floating_point():
                 frames = frames.float()
             order = tree.path_source.tolist()
             for first in range(0, len(order), batch):
+                paced.step()
                 chosen = [sample.paths[k] for k in order[first : first + batch]]
                 with self._autocast(is_off=is_float32):
                     loss, rows = self._batch_loss(
@@ -223,7 +226,7 @@ class _Runs:
             weights += [coefficient] * len(taught)
         logits = model.logits(torch.stack(rows))  # (M, V)
         targets = torch.tensor(ids, device=logits.device)
-        losses = -logits.float().log_softmax(-1)[torch.arange(len(ids)), targets]
+        losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
         return (losses * torch.tensor(weights, device=logits.device)).sum(), logits.detach()
 
     def _finish(self, loss: Tensor, logits: Tensor) -> _Run:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,6 +31,7 @@ from vla_nav.models.vla import VLA
 from vla_nav.verification.drift import check_drift
 from vla_nav.verification.equivalence import trees_of
 from vla_nav.verification.oracle import Sample
+from vla_nav.verification.progress import Progress
 from vla_nav.verification.recipe import VerifyRecipe
 from vla_nav.verification.report import Finding
 from vla_nav.vision.encoder import TimmEncoder
@@ -73,7 +74,7 @@ def check_full_size(
     *,
     normalisation: Normalisation,
     precision: str,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> FullSize:
     """Drift of `samples` on a `full_model`. precision: the trainer's, bf16-true or another."""
     device = next(model.parameters()).device

@@ -19,6 +19,7 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from vla_nav.attention.registry import backend
 from vla_nav.models.assembly import Assembled, assemble
@@ -36,6 +37,7 @@ from vla_nav.verification.float64_norms import float64_norms
 from vla_nav.verification.full_size import check_full_size, describe_model, full_model, versions
 from vla_nav.verification.leakage import check_leakage
 from vla_nav.verification.oracle import Sample
+from vla_nav.verification.progress import Paced, Progress
 from vla_nav.verification.recipe import VerifyRecipe, VerifySettings
 from vla_nav.verification.report import Finding, as_values, num_violated
 from vla_nav.verification.samples import (
@@ -52,8 +54,6 @@ from vla_nav.verification.vla_forwards import flat_copy, flat_forward, packed_fo
 from vla_nav.vision.encoder import TimmEncoder
 
 __all__ = ["Verified", "VerifyRecipe", "VerifySettings", "verify"]
-
-Progress = Callable[[str], None]
 
 
 class Verified(NamedTuple):
@@ -147,6 +147,8 @@ def _exact(
     model = assembled.model
     if encoder.is_frozen:
         model.encoder = None
+    # Activation checkpointing hooks the inputs, and a copy of a copy of a hook's handle fails.
+    model.backbone.model.disable_input_require_grads()
     model, both = compact_text(model, [*(item.sample for item in samples), *random])
     episodes, random = both[: len(samples)], both[len(samples) :]
     model.double()
@@ -154,12 +156,13 @@ def _exact(
     findings = []
 
     def equal(subject: Any, some: list[Sample], bounds: Bounds, section: str) -> None:
-        progress(f"float64: {section}: {sum(len(s.paths) for s in some)} flat paths")
+        num_paths = sum(len(sample.paths) for sample in some)
+        progress(f"float64: {section}: {num_paths} flat paths")
         rows = check_equivalence(
             subject,
             some,
             packed_forward=packed_forward,
-            flat_forward=flat_forward,
+            flat_forward=_paced(flat_forward, Paced(progress, "flat path", num_paths)),
             flat_model=flat_copy(subject),
             normalisation=normalisation,
             bounds=bounds,
@@ -178,10 +181,11 @@ def _exact(
         findings += _in("partitions against the whole pack", rows)
     progress("float64: accumulation, leakage probes, labels")
     findings += _in("accumulation against one pack", check_accumulation(exact, both))
+    num_passes = 2 + settings.num_probes + len(episodes[0].frames)
     rows = check_leakage(
         model,
         episodes,
-        packed_forward=packed_forward,
+        packed_forward=_paced(packed_forward, Paced(progress, "forward pass", num_passes)),
         num_probes=settings.num_probes,
         seed=recipe.seed,
     )
@@ -211,6 +215,16 @@ def _encoder_gradient(model: VLA, samples: Sequence[Sample]) -> Finding:
         if value.grad is not None
     )
     return Finding("gradient reaches the encoder", largest, None, 0.0, must_differ=True)
+
+
+def _paced(forward: Callable[..., Tensor], paced: Paced) -> Callable[..., Tensor]:
+    """`forward`, counted."""
+
+    def counted(*arguments: Any) -> Tensor:
+        paced.step()
+        return forward(*arguments)
+
+    return counted
 
 
 def _in(section: str, findings: Sequence[Finding]) -> list[Finding]:
