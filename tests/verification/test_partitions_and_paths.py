@@ -99,7 +99,7 @@ def step(model, forest, num_parts, mode, normalisation="path_mean"):
 
 @pytest.mark.parametrize("mode", MODES)
 @given(samples(), st.integers(1, 5))
-@settings(max_examples=9, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 def test_partitions_of_random_forests_equal_their_flat_paths(mode, forest, num_parts):
     model = model_of()
     assert_equal_steps(step(model, forest, num_parts, mode), flat(model, forest), EXACT)
@@ -161,14 +161,14 @@ def bfloat16_gap(found: Step, expected: Step) -> tuple[float, float]:
 def test_partitions_in_bfloat16_stay_within_the_noise_of_another_batch_shape():
     # The noise: the same paths one by one and in one pack, which differ by rounding alone.
     noise, drift = [], []
-    for seed in range(3):
+    for seed in range(2):
         forest = in_dtype([sample("bushy", 5, seed), sample("unary", 4, seed)], torch.float32)
         model = model_of(kind="float32")
         with torch.autocast("cpu", torch.bfloat16):
             whole = step(model, forest, None, "keep")
             noise.append(bfloat16_gap(flat(model, forest), whole))
             for mode in MODES:
-                drift += [bfloat16_gap(step(model, forest, n, mode), whole) for n in (2, 3, 5)]
+                drift += [bfloat16_gap(step(model, forest, n, mode), whole) for n in (2, 5)]
     for part in (0, 1):
         largest = max(pair[part] for pair in noise)
         assert 1e-3 < largest < 3e-2  # 8 bits: anything smaller would not be bfloat16
@@ -202,9 +202,9 @@ def test_gradients_of_the_last_reader_only_are_found(mode, monkeypatch):
     forest = [sample("bushy", 5, 3)]
     stock = GatewayStore.add_gradient
 
-    def overwrite(self, number, layer, rows, gradients):  # the mistake: = where += is meant
-        self._gradients.get(number, {}).pop(layer, None)
-        stock(self, number, layer, rows, gradients)
+    def overwrite(self, run, layer, gradients):  # the mistake: = where += is meant
+        self.take_gradient(run.number, layer)
+        stock(self, run, layer, gradients)
 
     monkeypatch.setattr(GatewayStore, "add_gradient", overwrite)
     assert is_found(forest, mode)

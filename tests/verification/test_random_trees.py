@@ -33,7 +33,7 @@ def model_of(family: str, kind: str) -> TinyVLA:
 
 @pytest.mark.parametrize("normalisation", Normalisation.__args__)
 @given(samples(max_trees=3))
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=9, deadline=None, derandomize=True)
 def test_forests_are_exact_with_float64_norms(normalisation, forest):
     model = model_of("qwen3", "exact")
     assert_equal_steps(
@@ -74,7 +74,7 @@ def test_forests_through_unmodified_backbones(family, forest):
 
 
 @given(samples())
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 def test_forests_in_float32(forest):
     model, forest = model_of("qwen3", "float32"), in_dtype(forest, torch.float32)
     assert_equal_steps(

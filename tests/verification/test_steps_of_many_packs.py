@@ -95,7 +95,7 @@ def split(items, cuts):
 
 @pytest.mark.parametrize("normalisation", NORMALISATIONS)
 @given(samples(max_trees=5), st.sets(st.integers(1, 4)))
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 def test_any_split_into_packs_gives_the_gradient_of_one_pack(normalisation, forest, cuts):
     packs = split(forest, {cut for cut in cuts if cut < len(forest)})
     whole = flat_step(model(), forest, normalisation).gradients
@@ -113,7 +113,7 @@ def test_averaging_means_of_unequal_counts_is_found(normalisation):
 
 
 @given(samples(max_trees=4))
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=5, deadline=None, derandomize=True)
 def test_ranks_with_their_own_denominators_are_found(forest):
     # The mistake: every rank divides by its own sum of weights, then gradients are averaged.
     assume(len(forest) > 1)
