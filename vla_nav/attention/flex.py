@@ -46,7 +46,7 @@ from vla_nav.attention.types import Backend, check_shapes
 from vla_nav.tree.packing import PackedTree
 
 BLOCK_SIZE = 128
-_STEPS_PER_DOUBLING = 8  # buckets between n and 2n: at most 1/8 of a pack is padding
+_STEPS_PER_DOUBLING = 32  # buckets between n and 2n: at most 1/32 of a pack is padding
 _LEAST = 8  # blocks of a pack and of a list: sizes 0 and 1 would be compiled for themselves
 _MAX_GRAPHS = 64  # torch's own limit, 8, counts every dtype, head shape and gradient mode
 
@@ -125,12 +125,12 @@ class FlexPlan:
 
 
 def padded_length(num_tokens: int) -> int:
-    """The smallest bucket that holds `num_tokens`: whole blocks, at least 8, 8 per doubling."""
+    """The smallest bucket that holds `num_tokens`: whole blocks, at least 8, 32 per doubling."""
     return _bucket(max(_LEAST, _blocks(num_tokens))) * BLOCK_SIZE
 
 
 def padded_prefix(num_prefix: int) -> int:
-    """The smallest bucket that holds a prefix: whole blocks, 8 per doubling; 0 stays 0."""
+    """The smallest bucket that holds a prefix: whole blocks, 32 per doubling; 0 stays 0."""
     return _bucket(_blocks(num_prefix)) * BLOCK_SIZE if num_prefix else 0
 
 

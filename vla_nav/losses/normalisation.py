@@ -64,7 +64,9 @@ def divided(
     if denominator is None:
         total = loss_denominator(packed, normalisation)
     else:
-        total = torch.as_tensor(denominator, dtype=torch.float64, device=numerator.device)
+        if not isinstance(denominator, torch.Tensor):  # filled there: a copy would wait
+            denominator = numerator.new_full((), denominator, dtype=torch.float64)
+        total = denominator.to(numerator.device, torch.float64)
     total = total.to(numerator.dtype)
     is_empty = total == 0  # nothing supervised anywhere: the loss is 0, not NaN
     return numerator / torch.where(is_empty, torch.ones_like(total), total), total

@@ -88,6 +88,9 @@ class Backbone(nn.Module):
         """embeddings (B, T, E), position_ids (B, T) int64 -> normed hidden (B, T, E)."""
         output = self.model(
             inputs_embeds=embeddings,
+            # Taken as a finished mask, so transformers does not look for packed sequences in the
+            # positions (which waits for the device); its own attention would fail on this shape.
+            attention_mask=embeddings.new_empty(1, 1, 1, 0),
             position_ids=position_ids,
             use_cache=False,
             attend=attend,
@@ -245,7 +248,7 @@ def _bound_attention(
             f"attention '{ATTENTION_NAME}' was called without `attend`: the model's forward did "
             "not hand its keywords to the layers; this transformers version is not supported"
         )
-    assert attention_mask is None
+    assert attention_mask is None or attention_mask.numel() == 0
     assert dropout == 0.0
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     return attend(q, k, v, module.layer_idx, scaling), None  # (B, T, H, D)

@@ -48,8 +48,8 @@ class GatewayStore:
         joined = self._held.pop(item.part.number)
         for number in item.numbers:
             self._held[number] = {}
-        for layer, pair in joined.items():
-            keys, values = (torch.split(x, list(item.sizes)) for x in pair)
+        for layer in list(joined):
+            keys, values = (torch.split(x, list(item.sizes)) for x in joined.pop(layer))
             for number, k, v in zip(item.numbers, keys, values, strict=True):
                 # Copies, so that dropping one partition frees its memory.
                 pair = (k, v) if len(item.numbers) == 1 else (k.clone(), v.clone())

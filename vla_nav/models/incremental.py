@@ -73,7 +73,7 @@ class IncrementalModel:
             now = np.clip(counts - begin, 0, _PREFILL_TOKENS)
             part = np.flatnonzero(now)
             hidden = self._forward(
-                [rows[b] for b in part], now[part], embedded, first[part] + begin
+                [rows[b] for b in part.tolist()], now[part], embedded, first[part] + begin
             )  # (rows with tokens left, N, E)
             ends = np.flatnonzero((counts[part] - begin) <= _PREFILL_TOKENS)
             last[part[ends]] = hidden[ends, now[part][ends] - 1]
@@ -90,7 +90,9 @@ class IncrementalModel:
         ids = np.zeros(len(among), dtype=np.int64)
         ids[counts > 0] = own_ids
         embedded = self.model.own_embedding(torch.from_numpy(ids).to(self.device))
-        hidden = self._forward([rows[b] for b in among], counts, embedded, np.arange(len(among)))
+        hidden = self._forward(
+            [rows[b] for b in among.tolist()], counts, embedded, np.arange(len(among))
+        )
         return hidden[torch.from_numpy(np.flatnonzero(counts)), 0]
 
     def _forward(

@@ -87,12 +87,14 @@ def rest_of(context: Sequence[Segment], held: Sequence[Segment]) -> Rest:
     held   a b | c d e | x         context   a b | c d f | g    ->   4 kept, rest  f g
     """
     num_equal = 0  # whole segments: equal ones are mostly the same object
-    while num_equal < min(len(context), len(held)) and context[num_equal] is held[num_equal]:
+    for segment, known in zip(context, held, strict=False):
+        if segment is not known:
+            break
         num_equal += 1
     new = context[num_equal:]
-    keys, known = _keys(new), _keys(held[num_equal:])
-    common = min(len(keys), len(known))
-    differs = keys[:common] != known[:common]
+    keys, held_keys = _keys(new), _keys(held[num_equal:])
+    common = min(len(keys), len(held_keys))
+    differs = keys[:common] != held_keys[:common]
     num_skipped = int(differs.argmax()) if differs.any() else common
     assert num_skipped < len(keys), "the current frame is always new"
     arrays = (

@@ -42,6 +42,7 @@ from vla_nav.tree.prefix_tree import PrefixTree
 from vla_nav.tree.types import IntArray
 
 PartitionMode = Literal["recompute", "keep"]
+_FIRST_PASS = 8  # capacities at once without gradients: a token then takes far less memory
 Pad = Callable[[int], int]
 
 
@@ -206,7 +207,7 @@ def partition(
         owns = subtree_partitions(trees, subtree_end, depth, capacity)
     cutter = _Cutter(whole, owns, padded_length, padded_prefix)
     parts = tuple(cutter.partition(number) for number in range(len(owns)))
-    first_pass = tuple(cutter.first_pass(capacity)) if mode == "recompute" else ()
+    first_pass = tuple(cutter.first_pass(_FIRST_PASS * capacity)) if mode == "recompute" else ()
     return Partitioned(mode, parts, first_pass, whole.num_tokens, len(whole.target_ids))
 
 
