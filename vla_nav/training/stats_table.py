@@ -1,7 +1,7 @@
 """The numbers of `vla-nav stats` as text for people.
 
     layout                 a tree per  tokens/tree  longest     POR  token x  pair x  FLOP x
-    full-hidden-first      episode           11312    26718   0.968    30.99   20.58   29.48
+    full-hidden-first      episode           11443    27023   0.968    31.40   22.69   26.05
 
 token x, pair x, FLOP x: flat paths over the tree, in tokens, attended pairs and FLOPs of a training
 step (backbone and head); the last is the honest bound on speed.
