@@ -41,7 +41,6 @@ from vla_nav.verification.vla_forwards import (
 
 _BATCH = 4  # flat paths of one batch of run b
 _FACTOR = 3.0  # how many times the noise the tree may drift: each side rounds by itself
-_FACTOR_OF_ONE = 10.0  # the same for the worst single tensor, whose noise has a long tail
 _LEAST = 2.0**-8  # one rounding of bfloat16, relative: what no bound is below
 
 
@@ -98,8 +97,7 @@ def _rows(tree: _Drift, batch: _Drift, rounding: _Drift) -> list[Finding]:
         ("worst gradient", "worst"),
     ):
         found, other, float32 = (getattr(drift, quantity) for drift in (tree, batch, rounding))
-        factor = _FACTOR_OF_ONE if quantity == "worst" else _FACTOR
-        bound = max(factor * max(other[1], float32[1]), _LEAST)
+        bound = max(_FACTOR * max(other[1], float32[1]), _LEAST)
         notes = [drift.tensor if quantity == "worst" else "" for drift in (tree, batch, rounding)]
         free = float("inf")
         findings += [
