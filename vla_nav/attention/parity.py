@@ -46,7 +46,7 @@ TOLERANCE = {
     torch.float16: 5e-3,
     torch.bfloat16: 4e-2,
 }
-_ZERO = 1e-4  # per element
+_ZERO = 1e-3  # size of a gradient that vanishes: float32 kernels leave some 1e-6 of it
 
 
 class Difference(NamedTuple):

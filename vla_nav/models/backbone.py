@@ -25,10 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from vla_nav.errors import UserError, unknown_name
+from vla_nav.models.norms import fuse_norms
 from vla_nav.models.tokenizer import locate
 
 FAMILIES = ("qwen3", "mistral", "llama")
 SOURCES = ("config", "folder", "gguf")
+NORMS = ("transformers", "fused")
 ATTENTION_NAME = "vla_nav"
 _NO_ARCHITECTURE = frozenset(  # keys of a transformers config that say where it came from
     ("model_type", "transformers_version", "architectures", "dtype", "quantization_config")
@@ -44,7 +46,8 @@ class BackboneConfig:
 
     source: config | folder | gguf. family and options (the transformers config's own keywords:
     hidden_size, num_hidden_layers, ...) describe a random one; path names the files of the others.
-    gradient_checkpointing: recompute layers in the backward pass.
+    gradient_checkpointing: recompute layers in the backward pass. norms: transformers' own, or
+    `fused` (norms.py): the same function in one kernel, for GPUs.
     """
 
     source: str = "config"
@@ -53,12 +56,15 @@ class BackboneConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     gradient_checkpointing: bool = False
+    norms: str = "transformers"
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise unknown_name("models.backbone.source", self.source, SOURCES)
         if self.family not in FAMILIES:
             raise unknown_name("models.backbone.family", self.family, FAMILIES)
+        if self.norms not in NORMS:
+            raise unknown_name("models.backbone.norms", self.norms, NORMS)
         if self.source != "config" and self.path is None:
             raise UserError(f"models.backbone.source={self.source}: models.backbone.path is needed")
 
@@ -74,6 +80,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.model = model
         self.text_head = text_head
+        self.norms = "transformers"
         self.hidden_size: int = model.config.hidden_size
         self.num_layers: int = model.config.num_hidden_layers
         self.max_positions: int = model.config.max_position_embeddings
@@ -105,7 +112,8 @@ class Backbone(nn.Module):
             for key, value in self.model.config.to_diff_dict().items()
             if key not in _NO_ARCHITECTURE and not key.startswith("_") and hasattr(known, key)
         }
-        return {"source": "config", "family": self.model.config.model_type, "options": options}
+        family = self.model.config.model_type
+        return {"source": "config", "family": family, "options": options, "norms": self.norms}
 
 
 def build_backbone(config: BackboneConfig, *, num_text: int) -> Backbone:
@@ -122,6 +130,9 @@ def build_backbone(config: BackboneConfig, *, num_text: int) -> Backbone:
             f"models.backbone: its text table has {backbone.text_embedding.num_embeddings} rows, "
             f"the tokenizer {num_text} ids; choose the tokenizer that belongs to the model"
         )
+    if config.norms == "fused":
+        fuse_norms(backbone.model)
+    backbone.norms = config.norms
     if config.gradient_checkpointing:
         enable_checkpointing(backbone.model)
     return backbone

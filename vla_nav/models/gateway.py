@@ -16,13 +16,17 @@ Axis legend: Q own tokens, P gateway tokens, E exported tokens, H key heads, D h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from vla_nav.models.backbone import Attend
 from vla_nav.tree.partition import FirstPass, Partition, Run
+
+_KEYS, _VALUES = 0, 1
 
 
 class GatewayStore:
@@ -112,8 +116,9 @@ class Gateway:
         anchor = torch.empty(0, requires_grad=torch.is_grad_enabled())
 
         def through(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float) -> Tensor:
-            k, v = _Extend.apply(k, v, anchor, self, layer)
-            return attend(q, k, v, layer, scale)
+            keys, values = _Extend.apply(k, v, anchor, self, layer)
+            with saved_tensors_hooks(*_joined_again(self, (k, v), (keys, values), layer)):
+                return attend(q, keys, values, layer, scale)
 
         return through
 
@@ -124,14 +129,17 @@ class Gateway:
             self.store.write(part.number, layer, _exported(k[0], part), _exported(v[0], part))
         if not part.num_padded_prefix:
             return k.view_as(k), v.view_as(v)
+        return self.joined(k, layer, _KEYS), self.joined(v, layer, _VALUES)
+
+    def joined(self, own: Tensor, layer: int, which: int) -> Tensor:
+        """The gateway's keys or values, padding, and own (1, Q, H, D): (1, P + Q, H, D)."""
+        part = self.part
         missing = part.num_padded_prefix - len(part.prefix)
-        padding = [k.new_zeros(missing, *k.shape[2:])] if missing else []
-        held = [(self.store.read(run.number, layer), run) for run in part.sources]
-        keys, values = (
-            torch.cat([*(pair[i][run.start : run.stop] for pair, run in held), *padding, x[0]])
-            for i, x in enumerate((k, v))
-        )
-        return keys[None], values[None]
+        padding = [own.new_zeros(missing, *own.shape[2:])] if missing else []
+        read = [
+            self.store.read(run.number, layer)[which][run.start : run.stop] for run in part.sources
+        ]
+        return torch.cat([*read, *padding, own[0]])[None]
 
     def gradients(self, dk: Tensor, dv: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """(1, P + Q, H, D) -> (1, Q, H, D): the gateway's part goes to its owners, and what others
@@ -162,6 +170,31 @@ class _Extend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         return (*ctx.gateway.gradients(dk, dv, ctx.layer), None, None, None)
+
+
+def _joined_again(
+    gateway: Gateway, own: tuple[Tensor, Tensor], joined: tuple[Tensor, Tensor], layer: int
+) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
+    """Hooks under which attention keeps no joined keys for its backward pass, but joins them again.
+
+    What it saves of `joined` (any view) is kept as its place; everything else as it is.
+    """
+    own = (own[0].detach(), own[1].detach())
+    places = {x.untyped_storage().data_ptr(): i for i, x in enumerate(joined)}
+    if not gateway.part.num_padded_prefix:
+        places = {}  # joined are views of own
+
+    def pack(x: Tensor) -> Any:
+        which = places.get(x.untyped_storage().data_ptr())
+        return x if which is None else (which, x.size(), x.stride(), x.storage_offset())
+
+    def unpack(kept: Any) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        which, *view = kept
+        return gateway.joined(own[which], layer, which).as_strided(*view)
+
+    return pack, unpack
 
 
 def _exported(x: Tensor, part: Partition) -> Tensor:

@@ -132,7 +132,7 @@ def synthetic_model(
     try:
         with torch.device(device):
             backbone = build_backbone(
-                BackboneConfig(options=options), num_text=_VOCABULARY.num_text
+                BackboneConfig(options=options, norms="fused"), num_text=_VOCABULARY.num_text
             )
             model = VLA(
                 backbone,

@@ -141,9 +141,7 @@ def _architecture(backbone: BackboneConfig) -> BackboneConfig:
         )
     with torch.device("meta"):
         described = Backbone(AutoModel.from_config(config)).architecture()
-    return BackboneConfig(
-        **described, gradient_checkpointing=backbone.gradient_checkpointing, seed=backbone.seed
-    )
+    return replace(backbone, **{**described, "norms": backbone.norms, "path": None})
 
 
 def _shape(architecture: BackboneConfig) -> dict[str, int]:
