@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,14 @@ class BackboneConfig:
         return {**asdict(self), "options": dict(self.options)}
 
 
+class AttentionShape(NamedTuple):
+    """Heads of a layer and their width; the keywords of `attention.require_parity`."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
 class Backbone(nn.Module):
     """A decoder without head. `text_head`: the pretrained text head where it is not tied."""
 
@@ -85,6 +93,14 @@ class Backbone(nn.Module):
         self.num_layers: int = model.config.num_hidden_layers
         self.max_positions: int = model.config.max_position_embeddings
         self.is_tied: bool = bool(model.config.tie_word_embeddings)
+
+    @property
+    def attention_shape(self) -> AttentionShape:
+        """Query heads, key heads and head dim of every layer."""
+        config = self.model.config
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return AttentionShape(heads, config.num_key_value_heads or heads, head_dim)
 
     @property
     def text_embedding(self) -> nn.Embedding:
@@ -261,6 +277,8 @@ def _bound_attention(
         )
     assert attention_mask is None or attention_mask.numel() == 0
     assert dropout == 0.0
+    # Under autocast, norms with float32 weights hand on float32 queries and keys.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     return attend(q, k, v, module.layer_idx, scaling), None  # (B, T, H, D)
 

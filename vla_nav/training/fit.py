@@ -23,10 +23,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 
 from vla_nav.actions.types import ActionSpace, Stop
+from vla_nav.attention.parity import require_parity
 from vla_nav.attention.registry import backend
 from vla_nav.models.assembly import Assembled, ModelConfig, assemble
 from vla_nav.models.checkpoint import save_policy
 from vla_nav.models.prompt import Layout
+from vla_nav.models.vla import VLA
 from vla_nav.training.checkpointing import RunCheckpoint, newest_readable
 from vla_nav.training.curve import CurveLogger, write_csv
 from vla_nav.training.datamodule import RecordedData, open_recorded
@@ -136,7 +138,7 @@ def fit(
         use_distributed_sampler=False,
         default_root_dir=str(folder.path),
     )
-    backend(recipe.attention, device=trainer.strategy.root_device.type)
+    _require_attention(recipe.attention, assembled.model, trainer)
     if budget.max_minutes is None:
         total = budget.max_steps or data.steps_of_epochs(budget.max_epochs or 1, trainer.world_size)
         is_finished = done_steps >= total
@@ -208,6 +210,18 @@ class _PolicySaver:
             },
             weights=None if self.ema is None else self.ema.average,
         )
+
+
+def _require_attention(name: str, model: VLA, trainer: Trainer) -> None:
+    """Raise `UserError` where the backend does not run on the trainer's device, or is wrong there."""
+    device = trainer.strategy.root_device
+    backend(name, device=device.type)
+    if device.type == "cpu":
+        return  # the CPU's backends are held to the reference by the tests
+    dtypes = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
+    precision = str(trainer.precision).partition("-")[0]
+    dtype = dtypes.get(precision, torch.float32)
+    require_parity(name, device, dtype=dtype, **model.backbone.attention_shape._asdict())
 
 
 def _position(checkpoint: Path | None) -> tuple[int, float]:

@@ -75,15 +75,12 @@ def flop_model(
     )
     is_small = model.head == "actions"
     outputs = vocabulary.num_actions if is_small else vocabulary.num_tokens
-    head_dim = getattr(config, "head_dim", None) or (
-        config.hidden_size // config.num_attention_heads
-    )
     made = FlopModel(
         linear_parameters=linear,
         head_parameters=outputs * config.hidden_size,
         num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        head_dim=head_dim,
+        num_heads=backbone.attention_shape.num_heads,
+        head_dim=backbone.attention_shape.head_dim,
         frame_flops=frame_flops,
     )
     return made, sum(value.numel() for value in backbone.parameters())

@@ -136,17 +136,13 @@ def versions() -> dict[str, str]:
 
 def _attention_parity(model: VLA, device: torch.device) -> Finding:
     """The model's attention backend in bfloat16 and its head shape, against the reference."""
-    config = model.backbone.model.config
     check = f"attention {model.attention_name} against its definition"
-    heads = config.num_attention_heads
     try:
         parity = require_parity(
             model.attention_name,
             device,
             dtype=torch.bfloat16,
-            num_heads=heads,
-            num_kv_heads=config.num_key_value_heads or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            **model.backbone.attention_shape._asdict(),
         )
     except UserError as error:
         return Finding(check, math.inf, None, TOLERANCE[torch.bfloat16], note=str(error))
