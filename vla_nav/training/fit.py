@@ -213,7 +213,7 @@ class _PolicySaver:
 
 
 def _require_attention(name: str, model: VLA, trainer: Trainer) -> None:
-    """Raise `UserError` where the backend does not run on the trainer's device, or is wrong there."""
+    """Raise `UserError` where the backend does not run on the device, or is wrong there."""
     device = trainer.strategy.root_device
     backend(name, device=device.type)
     if device.type == "cpu":
