@@ -23,10 +23,10 @@ from vla_nav.actions.types import ActionSpace
 from vla_nav.errors import UserError
 from vla_nav.models.assembly import ModelConfig, build_prompt
 from vla_nav.models.prompt import PromptBuilder
-from vla_nav.training.datamodule import require_conventions
 from vla_nav.training.episode_file import open_episodes
 from vla_nav.training.grouping import GROUPS, grouped
 from vla_nav.training.made_summaries import MadeSummaries, episode_paths
+from vla_nav.training.recorded_split import require_conventions
 from vla_nav.training.shapes import encoder_flops, flop_model, frame_tokens
 from vla_nav.tree import (
     FlopModel,

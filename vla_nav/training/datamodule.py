@@ -15,24 +15,18 @@ import numpy as np
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from vla_nav.actions.decisions import DecisionRule
 from vla_nav.attention.registry import backend
-from vla_nav.episodes.lerobot_reader import LeRobotDataset
 from vla_nav.errors import UserError
 from vla_nav.models.prompt import PromptBuilder
 from vla_nav.seeding import generator
 from vla_nav.training.batch import Batch, PackMaker
 from vla_nav.training.dataset import PackDataset, RecordedTrees, StepDataset, StepSampler
 from vla_nav.training.packing import PackOrder, require_fitting
+from vla_nav.training.recorded_split import open_recorded, require_conventions
 from vla_nav.training.settings import TrainingSettings
 from vla_nav.vision.cache import FeatureCache, cache_folder
 from vla_nav.vision.encoder import TimmEncoder
 from vla_nav.vision.pixels import PixelResizer
-
-
-def open_recorded(data_path: str | Path, split: str) -> LeRobotDataset:
-    """The recorded split of a data set, for random access."""
-    return LeRobotDataset(Path(data_path) / "recorded" / split, cached_groups=4096)
 
 
 def open_frames(data_path: str | Path, split: str, encoder: TimmEncoder) -> FeatureCache:
@@ -50,25 +44,6 @@ def open_frames(data_path: str | Path, split: str, encoder: TimmEncoder) -> Feat
             f"data.path={data_path} data.split={split} vision=pixels vision.image_size={size}`"
         )
     return FeatureCache.open(folder, fingerprint)
-
-
-def require_conventions(episodes: LeRobotDataset, builder: PromptBuilder) -> None:
-    """Raise `UserError` unless the data's decision rule, turn and step are the action space's."""
-    space, stated = builder.action_space, episodes.conventions
-    recorded, wanted = str(DecisionRule.parse(stated.decision)), str(space.decision)
-    if recorded != wanted:
-        raise UserError(
-            f"{episodes.root}: recorded with decision {recorded}, actions={space.name} teaches "
-            f"{wanted}; set actions.decision, or record with decision {wanted}"
-        )
-    body = stated.embodiment
-    for key, value in (("turn_deg", body.turn_deg), ("step_m", body.step_m)):
-        own = getattr(space, key, value)
-        if abs(own - value) > 1e-6:
-            raise UserError(
-                f"{episodes.root}: recorded with {key}={value}, asked for is actions.{key}={own}; "
-                f"set actions.{key}={value}"
-            )
 
 
 def held_out(scenes: Sequence[str], share: float, seed: int) -> np.ndarray:

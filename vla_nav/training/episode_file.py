@@ -29,7 +29,7 @@ from vla_nav.episodes.vlnce import read_vlnce
 from vla_nav.errors import UserError
 from vla_nav.files import file_digest
 from vla_nav.models.prompt import PromptConfig
-from vla_nav.training.datamodule import open_recorded
+from vla_nav.training.recorded_split import open_recorded
 
 _STEP_M = 0.25  # of every VLN-CE data set
 

@@ -31,9 +31,10 @@ from vla_nav.models.prompt import Layout
 from vla_nav.models.vla import VLA
 from vla_nav.training.checkpointing import RunCheckpoint, newest_readable
 from vla_nav.training.curve import CurveLogger, write_csv
-from vla_nav.training.datamodule import RecordedData, open_recorded
+from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.ema import WeightAverage
 from vla_nav.training.module import TrainingModule
+from vla_nav.training.recorded_split import open_recorded
 from vla_nav.training.run_folder import RunFolder, process_rank
 from vla_nav.training.schedule import Progress
 from vla_nav.training.settings import TrainingSettings

@@ -16,10 +16,10 @@ from vla_nav.episodes.types import Embodiment, Episode
 from vla_nav.errors import UserError
 from vla_nav.models.assembly import ModelConfig, build_prompt
 from vla_nav.models.prompt import Layout, PromptBuilder
-from vla_nav.training.datamodule import require_conventions
 from vla_nav.training.episode_file import open_episodes
 from vla_nav.training.grouping import grouped
 from vla_nav.training.made_summaries import MadeSummaries, episode_paths
+from vla_nav.training.recorded_split import require_conventions
 from vla_nav.training.shapes import FrameTokens
 from vla_nav.tree import PrefixTree
 from vla_nav.verification.drawing_tokens import FRAME, LABEL, POOLED, token_kinds, token_runs

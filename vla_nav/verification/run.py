@@ -24,7 +24,7 @@ from torch import Tensor
 from vla_nav.attention.registry import backend
 from vla_nav.models.assembly import Assembled, assemble
 from vla_nav.models.vla import VLA
-from vla_nav.training.datamodule import require_conventions
+from vla_nav.training.recorded_split import require_conventions
 from vla_nav.tree import pack, tree_stats
 from vla_nav.verification.equivalence import (
     FLOAT64_NORMS,
