@@ -62,6 +62,12 @@ def load_subject(config: Mapping[str, Any], rows: Sequence[Condition]) -> Subjec
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load_policy(config["checkpoint"], device=device)
+    if loaded.prompt.layout.history == "summary":
+        raise UserError(
+            f"checkpoint={config['checkpoint']}: trained with tree.history=summary, and an "
+            "evaluation has no source of summaries; use VLAPolicy.note_summary from Python, or "
+            "train another history"
+        )
     body = loaded.embodiment if options["embodiment"] == "checkpoint" else configured
     differences = require_same_conditions(
         loaded, embodiment=body, decision=decision, is_override=options["allow_mismatch"]

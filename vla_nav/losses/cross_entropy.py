@@ -13,23 +13,8 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import cross_entropy
 
-from vla_nav.losses.normalisation import (
-    Normalisation,
-    divided,
-    loss_denominator,
-    numerator_weights,
-    total_denominator,
-)
+from vla_nav.losses.normalisation import Normalisation, divided, numerator_weights
 from vla_nav.tree.packing import PackedTree
-
-__all__ = [
-    "Loss",
-    "Normalisation",
-    "loss_denominator",
-    "target_columns",
-    "total_denominator",
-    "weighted_cross_entropy",
-]
 
 
 class Loss(NamedTuple):

@@ -24,7 +24,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from vla_nav.errors import UserError
-from vla_nav.losses.cross_entropy import (
+from vla_nav.losses import (
     Loss,
     loss_denominator,
     total_denominator,

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from vla_nav.attention import backend
-from vla_nav.losses.cross_entropy import Normalisation, weighted_cross_entropy
+from vla_nav.losses import Normalisation, weighted_cross_entropy
 from vla_nav.models.vla import VLA
 from vla_nav.tree.flatten import path_supervision, path_token_index
 from vla_nav.tree.packing import pack

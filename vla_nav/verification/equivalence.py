@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_nav.losses.cross_entropy import Normalisation, weighted_cross_entropy
+from vla_nav.losses import Normalisation, weighted_cross_entropy
 from vla_nav.tree.flatten import path_supervision, path_token_index
 from vla_nav.tree.packing import PackedTree, pack
 from vla_nav.tree.prefix_tree import PrefixTree

@@ -25,7 +25,7 @@ from vla_nav.attention.parity import TOLERANCE, require_parity
 from vla_nav.attention.registry import backend
 from vla_nav.episodes.types import Embodiment
 from vla_nav.errors import UserError
-from vla_nav.losses.cross_entropy import Normalisation
+from vla_nav.losses import Normalisation
 from vla_nav.models.assembly import assemble
 from vla_nav.models.vla import VLA
 from vla_nav.verification.drift import check_drift

@@ -7,7 +7,7 @@ from typing import Any
 
 from vla_nav.actions.types import ActionSpace
 from vla_nav.errors import UserError, unknown_name
-from vla_nav.losses.cross_entropy import Normalisation
+from vla_nav.losses import Normalisation
 from vla_nav.models.assembly import ModelConfig
 from vla_nav.training.grouping import GROUPS
 from vla_nav.tree.layout import Layout

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vla_nav.attention import backend
-from vla_nav.losses.cross_entropy import (
+from vla_nav.losses import (
     Normalisation,
     loss_denominator,
     total_denominator,
