@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from vla_nav.models.gateway import GatewayStore
 from vla_nav.tree import PrefixTree, partition
-from vla_nav.tree.partition import Run
+from vla_nav.tree.partition_types import Run
 from vla_nav.tree.types import Path, text_segment
 
 

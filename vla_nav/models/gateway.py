@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from vla_nav.models.backbone import Attend
-from vla_nav.tree.partition import FirstPass, Partition, Run
+from vla_nav.tree.partition_types import FirstPass, Partition, Run
 
 _KEYS, _VALUES = 0, 1
 

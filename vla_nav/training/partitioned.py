@@ -25,7 +25,8 @@ from vla_nav.attention.types import Backend
 from vla_nav.models.gateway import GatewayStore
 from vla_nav.models.vla import VLA
 from vla_nav.tree.packing import PackedTree
-from vla_nav.tree.partition import Partition, Partitioned, PartitionMode, partition
+from vla_nav.tree.partition import partition
+from vla_nav.tree.partition_types import Partition, Partitioned, PartitionMode
 from vla_nav.tree.prefix_tree import PrefixTree
 
 _FRAMES_PER_PASS = 64  # of a trainable encoder under `recompute`

@@ -11,7 +11,7 @@ from typing import get_args
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.training.optimiser import OptimiserSettings
 from vla_nav.training.schedule import Budget
-from vla_nav.tree.partition import PartitionMode
+from vla_nav.tree.partition_types import PartitionMode
 
 _NORMALISATIONS = ("path_mean", "token_mean", "step_sum")
 

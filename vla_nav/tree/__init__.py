@@ -7,7 +7,8 @@ from vla_nav.tree.history import paths_of
 from vla_nav.tree.layout import Layout, every_layout
 from vla_nav.tree.node_splitting import split_long_nodes
 from vla_nav.tree.packing import PackedPolicy, PackedTree, pack
-from vla_nav.tree.partition import Partition, Partitioned, partition
+from vla_nav.tree.partition import partition
+from vla_nav.tree.partition_types import Partition, Partitioned
 from vla_nav.tree.path_targets import PathTargets, path_targets
 from vla_nav.tree.prefix_tree import PolicyTargets, PrefixTree
 from vla_nav.tree.stats import FlopModel, TreeStats, flop_bound, total_stats, tree_stats

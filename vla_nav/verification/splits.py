@@ -29,7 +29,7 @@ from vla_nav.losses import (
 from vla_nav.models.vla import VLA
 from vla_nav.training.partitioned import partitioned_backward, partitioned_logits, plan_partitions
 from vla_nav.tree.packing import PackedTree, pack
-from vla_nav.tree.partition import PartitionMode
+from vla_nav.tree.partition_types import PartitionMode
 from vla_nav.verification.equivalence import FLOAT64_NORMS, Bounds, trees_of
 from vla_nav.verification.oracle import Sample
 from vla_nav.verification.report import Finding, compare
