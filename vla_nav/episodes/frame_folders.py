@@ -1,0 +1,170 @@
+"""Frames in folders of jpg and png files, and in mp4 files, below one root.
+
+key   images/17DRP5sb8fy_r2r_000577/rgb/001.jpg       a picture, path relative to the root
+      videos/12.mp4#40                                 frame 40 (from 0) of a video
+
+A picture is opened only if its file and the size that its header states are within limits, and
+only as JPEG or PNG. A key never leads out of the root (links made by the owner are followed). RGB
+comes as (H, W, 3) uint8; a one-channel 16-bit PNG as depth, millimetres read as metres.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections import OrderedDict
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from vla_nav.episodes.frames import millimetres_to_depth
+from vla_nav.errors import UserError
+
+MAX_FILE_BYTES = 64 * 2**20
+MAX_PIXELS = 32_000_000  # 8 K video; the largest picture of public data is 0.3 million
+MAX_FRAMES = 100_000  # of one folder; the longest public episode has 501
+SUFFIXES = (".jpg", ".jpeg", ".png")
+_OPEN_VIDEOS = 4
+
+
+class FolderFrames:
+    """A `FrameSource` over the files below `root`. Can be sent to worker processes."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self._videos: OrderedDict[Path, Any] = OrderedDict()
+
+    def read(self, frame_key: str) -> np.ndarray:
+        """RGB (H, W, 3) uint8, or depth (H, W) float32 metres. Raises `UserError` naming it."""
+        name, is_video, number = frame_key.partition("#")
+        path = inside(self.root, name, what="frame")
+        if not is_video:
+            return read_picture(path)
+        if not re.fullmatch(r"[0-9]{1,9}", number):
+            raise UserError(
+                f"{path}: frame number '{number}' of key '{frame_key}'; allowed: a number from 0"
+            )
+        return self._video(path).read(int(number))
+
+    def close(self) -> None:
+        """Close the open videos; they are opened again when asked for."""
+        while self._videos:
+            self._videos.popitem()[1].close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"root": self.root, "_videos": OrderedDict()}
+
+    def _video(self, path: Path) -> Any:
+        video = self._videos.pop(path, None)
+        if video is None:
+            video = open_video(path)
+            if len(self._videos) >= _OPEN_VIDEOS:
+                self._videos.popitem(last=False)[1].close()
+        self._videos[path] = video
+        return video
+
+
+def inside(root: Path, name: str, *, what: str) -> Path:
+    """`root / name`. Raises `UserError` for a name that is absolute or leads upwards."""
+    relative = PurePosixPath(name)
+    if not name or relative.is_absolute() or ".." in relative.parts or "\0" in name:
+        raise UserError(f"{root}: {what} '{name[:100]}'; allowed: a path inside this folder")
+    return root / relative
+
+
+def read_picture(path: Path) -> np.ndarray:
+    """The pixels of a JPEG or PNG file: RGB (H, W, 3) uint8 or depth (H, W) float32 metres."""
+    try:
+        with _opened(path) as image:
+            if image.mode.startswith("I"):
+                return millimetres_to_depth(np.asarray(image).astype(np.uint16))
+            return np.array(image.convert("RGB"))
+    except UserError:
+        raise
+    except _FAULTS as error:
+        raise UserError(f"{path}: damaged or cut short ({error}); copy it again") from None
+
+
+def picture_size(path: Path) -> tuple[int, int]:
+    """(width, height) in pixels as the header states; nothing is decoded."""
+    try:
+        with _opened(path) as image:
+            return image.size
+    except UserError:
+        raise
+    except _FAULTS as error:
+        raise UserError(f"{path}: damaged or cut short ({error}); copy it again") from None
+
+
+def open_video(path: Path) -> Any:
+    """The frames of an mp4 by number, at the rate that its own header states."""
+    import av  # only data with videos needs it
+
+    from vla_nav.episodes.video import VideoFrames
+
+    if not path.is_file():
+        raise UserError(f"{path}: no such video; copy it there, or correct data.path")
+    try:
+        with av.open(str(path)) as container:
+            rate = container.streams.video[0].average_rate
+    except (av.error.FFmpegError, IndexError) as error:
+        raise UserError(f"{path}: not a readable video ({error})") from None
+    if not rate:
+        raise UserError(f"{path}: states no frame rate; encode it again with one")
+    return VideoFrames(path, fps=rate)
+
+
+def numbered_pictures(folder: Path) -> dict[int, str]:
+    """Number in the name -> file name of the pictures in a folder, by number; {} if it is missing.
+
+    frame_9.jpg -> 9, 010.jpg -> 10, step_0003_TURN_LEFT.png -> 3. Files without a number are no
+    frames. Raises `UserError` for two pictures of one number, and for more than `MAX_FRAMES`.
+    """
+    names: dict[int, str] = {}
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                stem, suffix = os.path.splitext(entry.name)
+                number = re.search(r"(?<![0-9])[0-9]{1,9}(?![0-9])", stem)
+                if suffix.lower() not in SUFFIXES or number is None:
+                    continue
+                at = int(number[0])
+                if at in names:
+                    raise UserError(
+                        f"{folder}: {names[at]} and {entry.name} are both frame {at}; remove one"
+                    )
+                names[at] = entry.name
+                if len(names) > MAX_FRAMES:
+                    raise UserError(f"{folder}: more than {MAX_FRAMES} pictures in one episode")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    return dict(sorted(names.items()))
+
+
+_FAULTS = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+
+
+def _opened(path: Path) -> Image.Image:
+    """The picture with its header read, within the limits; nothing is decoded yet."""
+    try:
+        num_bytes = path.stat().st_size
+    except OSError:
+        raise UserError(
+            f"{path}: no such frame; copy the data set's pictures there, or correct data.path"
+        ) from None
+    if num_bytes > MAX_FILE_BYTES:
+        raise UserError(f"{path}: {num_bytes} bytes; a picture has at most {MAX_FILE_BYTES}")
+    try:
+        with warnings.catch_warnings():  # Pillow's own size warning: the limit below is ours
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(path, formats=("JPEG", "PNG"))
+    except UnidentifiedImageError:
+        raise UserError(f"{path}: not a JPEG or PNG picture") from None
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        image.close()
+        raise UserError(f"{path}: {width}x{height} pixels; a picture has at most {MAX_PIXELS}")
+    return image
