@@ -1,39 +1,32 @@
 """Episode files of the VLN-CE family: R2R-CE, RxR-CE, and others of Habitat's JSON shape.
 
-    {"episodes": [{"episode_id": 7 | "7", "scene_id": "mp3d/S/S.glb", "start_position": [x, y, z],
-                   "start_rotation": [x, y, z, w], "instruction": {"instruction_text": ...},
-                   "goals": [{"position": [...], "radius": 3.0}], "reference_path": [[...], ...]}]}
+    {"episodes": [{...}, ...], "instruction_vocab": {...}, ...}         see `episode_json.py`
 
-Ids become strings. Keys that an `Episode` has no field for are kept in `metadata` under their own
-names; of the instruction and the goals, what is not text, position or radius, under `instruction`
-and `goals`; of the file, beside episodes and vocabulary, under `file`. Ground truth is joined by id
-and kept under `ground_truth` (see `ground_truth.py`). The vocabulary is optional and not kept.
+Read piece by piece, twice: first for the keys beside `episodes` (and any damage), then for the
+episodes. Ground truth is joined by id and kept under `metadata["ground_truth"]` (see
+`ground_truth.py`). The vocabulary is optional and not kept.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import math
 import re
 import warnings
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from vla_nav.episodes.entry_store import EntryStore
+from vla_nav.episodes.episode_json import parse_episode
 from vla_nav.episodes.ground_truth import check_ground_truth
-from vla_nav.episodes.types import Episode, Goal, Pose
+from vla_nav.episodes.json_stream import JsonFile
+from vla_nav.episodes.r2r_release import BEFORE_V1_3, HEADING_WARNING, R2RRelease, ReleaseCount
+from vla_nav.episodes.source import EpisodeError
+from vla_nav.episodes.types import Episode
 from vla_nav.errors import UserError
 from vla_nav.files import atomic_path
-
-_OWN_KEYS = ("episode_id", "scene_id", "start_position", "start_rotation", "reference_path")
-_UNIT_TOLERANCE = 1e-3  # of a rotation's norm: single-precision files are off by 1e-7
-_HEADING_TOLERANCE_DEG = 0.1
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_vlnce(
@@ -45,7 +38,7 @@ def read_vlnce(
     gt: str | Path | None = None,
     default_radius_m: float | None = None,
 ) -> Iterator[Episode]:
-    """Episodes of a `.json.gz` (or `.json`) file, in its order, `steps` empty.
+    """Episodes of a `.json.gz` (`.json`, `.json.zst`) file, in its order, `steps` empty.
 
     role: "guide" or "follower" in RxR-CE; by default what the file says, if anything.
     gt: ground-truth file, joined by id. default_radius_m: for goals that state no radius.
@@ -53,31 +46,92 @@ def read_vlnce(
     R2R-CE before v1-3 (its start headings are wrong) gives a warning.
     """
     path = Path(path)
-    content = _read_json(path)
-    episodes = content.get("episodes") if isinstance(content, dict) else None
-    if not isinstance(episodes, list):
-        raise UserError(f"{path}: key 'episodes' is missing or not a list; is it an episode file?")
-    truths = _read_truths(gt)
-    shared = {k: v for k, v in content.items() if k not in ("episodes", "instruction_vocab")}
-    if release_of(content) == "r2r-ce before v1-3":
-        warnings.warn(
-            f"{path}: start headings are not multiples of 30 degrees, so this looks like R2R-CE v1 "
-            "or v1-2, whose headings are wrong; use v1-3",
-            stacklevel=2,
-        )
+    shared, release = read_shared(path)
+    if release.name == BEFORE_V1_3:
+        warnings.warn(f"{path}: {HEADING_WARNING}", stacklevel=2)
     seen: set[tuple[str, str]] = set()
-    for number, raw in enumerate(episodes):
-        episode = _Reader(path, number, raw, default_radius_m).episode(dataset, split, role, shared)
+    for episode in episodes_of(
+        path,
+        dataset=dataset,
+        split=split,
+        role=role,
+        gt=gt,
+        shared=shared,
+        default_radius_m=default_radius_m,
+    ):
+        if isinstance(episode, EpisodeError):
+            raise episode
         if (episode.role, episode.episode_id) in seen:
             raise UserError(f"{path}: episode_id {episode.episode_id} occurs twice")
         seen.add((episode.role, episode.episode_id))
-        if gt is not None:
-            truth = truths.get(episode.episode_id)
-            where = f"{gt}: episode {episode.episode_id}"
-            check_ground_truth(truth, episode, where)
-            metadata = {**episode.metadata, "ground_truth": truth}
-            episode = replace(episode, metadata=metadata)
         yield episode
+
+
+def read_shared(path: str | Path) -> tuple[dict[str, Any], R2RRelease]:
+    """The keys of a file beside episodes and vocabulary, and which release it looks like.
+
+    Reads all of the file: one that is damaged anywhere, or is no episode file, is a `UserError`.
+    """
+    shared: dict[str, Any] = {}
+    count, has_episodes, has_vocabulary = ReleaseCount(), False, False
+    with JsonFile(path) as file:
+        if file.opening() == "{":
+            for key in file.members():
+                if key == "episodes" and file.opening() == "[":
+                    has_episodes = True
+                    for raw in file.elements():
+                        count.add(raw)
+                elif key == "instruction_vocab":
+                    has_vocabulary = True
+                elif key != "episodes":
+                    shared[key] = file.value()
+        else:
+            file.value()
+        file.finish()
+    if not has_episodes:
+        raise UserError(f"{path}: key 'episodes' is missing or not a list; is it an episode file?")
+    return shared, count.release(has_vocabulary=has_vocabulary)
+
+
+def episodes_of(
+    path: str | Path,
+    *,
+    dataset: str,
+    split: str,
+    role: str = "",
+    gt: str | Path | None = None,
+    shared: Mapping[str, Any] | None = None,
+    default_radius_m: float | None = None,
+) -> Iterator[Episode | EpisodeError]:
+    """The episodes of a file, and in the place of one that cannot be read, why."""
+    truths = None if gt is None else EntryStore.of_file(gt, what="ground-truth")
+    try:
+        for number, raw in enumerate(raw_episodes(path)):
+            try:
+                episode = parse_episode(
+                    raw,
+                    file=path,
+                    number=number,
+                    dataset=dataset,
+                    split=split,
+                    role=role,
+                    shared=shared,
+                    default_radius_m=default_radius_m,
+                )
+                yield episode if truths is None else _joined(episode, truths, f"{gt}")
+            except EpisodeError as error:
+                yield error
+    finally:
+        if truths is not None:
+            truths.close()
+
+
+def raw_episodes(path: str | Path) -> Iterator[Any]:
+    """The decoded elements of key `episodes`, one at a time."""
+    with JsonFile(path) as file:
+        for key in file.members():
+            if key == "episodes":
+                yield from file.elements()
 
 
 def write_vlnce(path: str | Path, episodes: Iterable[Episode]) -> None:
@@ -105,145 +159,28 @@ def write_vlnce(path: str | Path, episodes: Iterable[Episode]) -> None:
         temporary.write_bytes(gzip.compress(text.encode(), compresslevel=6, mtime=0))
 
 
+def release_of_file(path: str | Path) -> R2RRelease:
+    """What an episode file looks like. Raises `UserError` where it is none, or is damaged."""
+    return read_shared(path)[1]
+
+
 def release_of(content: Mapping[str, Any]) -> str:
-    """Which release a decoded file looks like: "r2r-ce v1-3", "r2r-ce before v1-3" or "other".
-
-    R2R-CE files have integer ids, a vocabulary and Matterport scenes; up to v1-2 their start
-    headings are arbitrary, in v1-3 they are multiples of 30 degrees.
-    """
+    """Which release a decoded file looks like: "r2r-ce v1-3", "r2r-ce before v1-3" or "other"."""
+    count = ReleaseCount()
     episodes = content.get("episodes")
-    if "instruction_vocab" not in content or not isinstance(episodes, list) or not episodes:
-        return "other"
-    off = 0
-    for raw in episodes:
-        try:
-            if not isinstance(raw["episode_id"], int) or not raw["scene_id"].startswith("mp3d/"):
-                return "other"
-            x, y, z, w = raw["start_rotation"]
-            yaw = math.degrees(Pose((0.0, 0.0, 0.0), (x, y, z, w)).yaw_rad)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return "other"
-        off += abs(math.remainder(yaw, 30)) > _HEADING_TOLERANCE_DEG
-    return "r2r-ce v1-3" if off == 0 else "r2r-ce before v1-3"
+    for raw in episodes if isinstance(episodes, list) else []:
+        count.add(raw)
+    return count.release(has_vocabulary="instruction_vocab" in content).name
 
 
-class _Reader:
-    """One raw episode of a file, and errors that name it."""
-
-    def __init__(self, path: Path, number: int, raw: Any, default_radius_m: float | None) -> None:
-        self._default_radius_m = default_radius_m
-        self._name = f"{path}: episode number {number}"
-        self._raw: dict[str, Any] = {}
-        if not isinstance(raw, dict):
-            raise self._error("", f"is {_shown(raw)}, not an object")
-        self._raw = raw
-        episode_id = raw.get("episode_id")
-        if type(episode_id) not in (int, str) or episode_id == "":
-            raise self._error("episode_id", f"is {_shown(episode_id)}; allowed: integer or string")
-        self._name = f"{path}: episode {episode_id}"
-
-    def episode(self, dataset: str, split: str, role: str, shared: dict[str, Any]) -> Episode:
-        raw = self._raw
-        metadata = {k: v for k, v in raw.items() if k not in (*_OWN_KEYS, "instruction", "goals")}
-        text, about = self._instruction()
-        goals, goal_rests = self._goals()
-        if about:
-            metadata["instruction"] = about
-        if any(goal_rests):
-            metadata["goals"] = goal_rests
-        if shared:
-            metadata["file"] = self._shared(shared)
-        self._check_numbers(metadata)
-        scene_id = raw.get("scene_id")
-        if not isinstance(scene_id, str) or not scene_id:
-            raise self._error("scene_id", f"is {_shown(scene_id)}; allowed: a path")
-        rotation = self._vector(raw.get("start_rotation"), 4, "start_rotation")
-        norm = math.hypot(*rotation)
-        if abs(norm - 1) > _UNIT_TOLERANCE:
-            raise self._error("start_rotation", f"has norm {norm:.4g}; it must be a unit xyzw")
-        path = raw.get("reference_path") or []
-        if not isinstance(path, list):
-            raise self._error("reference_path", f"is {_shown(path)}; allowed: a list of points")
-        points = [self._vector(p, 3, f"reference_path[{i}]") for i, p in enumerate(path)]
-        return Episode(
-            dataset=dataset,
-            split=split,
-            role=self._role(role),
-            episode_id=str(raw["episode_id"]),
-            scene_id=scene_id,
-            instruction=text,
-            start_pose=Pose(self._vector(raw.get("start_position"), 3, "start_position"), rotation),
-            goals=goals,
-            reference_path=np.array(points, np.float64).reshape(-1, 3),
-            embodiment=None,
-            metadata=metadata,
-        )
-
-    def _instruction(self) -> tuple[str, dict[str, Any]]:
-        if "instruction" not in self._raw:
-            return "", {}  # ObjectNav and PointNav have none
-        about = self._raw["instruction"]
-        text = about.get("instruction_text") if isinstance(about, dict) else about
-        if not isinstance(text, str):
-            raise self._error("instruction.instruction_text", f"is {_shown(text)}; allowed: text")
-        rest = about if isinstance(about, dict) else {}
-        return text, {k: v for k, v in rest.items() if k != "instruction_text"}
-
-    def _goals(self) -> tuple[tuple[Goal, ...], list[dict[str, Any]]]:
-        raw = self._raw.get("goals") or []
-        if not isinstance(raw, list):
-            raise self._error("goals", f"is {_shown(raw)}; allowed: a list")
-        goals, rests = [], []
-        for number, goal in enumerate(raw):
-            key = f"goals[{number}]"
-            if not isinstance(goal, dict):
-                raise self._error(key, f"is {_shown(goal)}; allowed: position and radius")
-            position = self._vector(goal.get("position"), 3, f"{key}.position")
-            radius = goal.get("radius")
-            radius = self._default_radius_m if radius is None else radius
-            if radius is None:
-                raise self._error(f"{key}.radius", "is missing; pass default_radius_m")
-            if not _is_number(radius) or radius <= 0:
-                raise self._error(f"{key}.radius", f"is {_shown(radius)}; allowed: metres > 0")
-            goals.append(Goal(position, float(radius)))
-            rests.append({k: v for k, v in goal.items() if k not in ("position", "radius")})
-        return tuple(goals), rests
-
-    def _role(self, asked: str) -> str:
-        info = self._raw.get("info")
-        stated = info.get("role") if isinstance(info, dict) else None
-        if stated is not None and not isinstance(stated, str):
-            raise self._error("info.role", f"is {_shown(stated)}; allowed: text")
-        if stated and asked and stated != asked:
-            raise self._error("info.role", f"is '{stated}', asked for was '{asked}'; use its file")
-        return asked or stated or ""
-
-    def _shared(self, shared: dict[str, Any]) -> dict[str, Any]:
-        """The file's other keys; of ObjectNav's goal table the entry of this episode only."""
-        table = shared.get("goals_by_category")
-        if not isinstance(table, dict):
-            return shared
-        scene = str(self._raw.get("scene_id", "")).rsplit("/", 1)[-1]
-        own = f"{scene}_{self._raw.get('object_category')}"
-        return shared | {"goals_by_category": {own: table[own]} if own in table else {}}
-
-    def _vector(self, value: Any, size: int, key: str) -> Any:
-        if not isinstance(value, list) or len(value) != size or not all(map(_is_number, value)):
-            raise self._error(key, f"is {_shown(value)}; allowed: {size} finite numbers")
-        return tuple(float(x) for x in value)
-
-    def _check_numbers(self, value: Any, key: str = "") -> None:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise self._error(key, f"is {value}; allowed: finite numbers")
-        if isinstance(value, dict):
-            for name, item in value.items():
-                self._check_numbers(item, f"{key}.{name}" if key else name)
-        elif isinstance(value, list) and not all(type(item) is int for item in value):
-            for number, item in enumerate(value):
-                self._check_numbers(item, f"{key}[{number}]")
-
-    def _error(self, key: str, fault: str) -> UserError:
-        return UserError(f"{self._name}: {f'key {key} ' if key else ''}{fault}")
+def _joined(episode: Episode, truths: EntryStore, gt: str) -> Episode:
+    text = truths.get(episode.episode_id)
+    truth = None if text is None else json.loads(text)
+    try:
+        check_ground_truth(truth, episode, f"{gt}: episode {episode.episode_id}")
+    except UserError as error:
+        raise EpisodeError(str(error), episode.episode_id, "ground_truth") from None
+    return replace(episode, metadata={**episode.metadata, "ground_truth": truth})
 
 
 def _to_json(episode: Episode) -> dict[str, Any]:
@@ -267,34 +204,3 @@ def _to_json(episode: Episode) -> dict[str, Any]:
         "reference_path": episode.reference_path.tolist(),
     }
     return own | {key: value for key, value in metadata.items() if key not in own}
-
-
-def _read_truths(gt: str | Path | None) -> dict[str, Any]:
-    if gt is None:
-        return {}
-    content = _read_json(Path(gt))
-    if not isinstance(content, dict):
-        raise UserError(f"{gt}: not a table of episodes; is it a ground-truth file?")
-    return content
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        data = path.read_bytes()
-        text = gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data
-        return json.loads(text)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; see data/README.md on how to obtain it") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path}: damaged or cut short ({error}); download it again") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON ({error})") from None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _shown(value: Any) -> str:
-    text = "missing" if value is None else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

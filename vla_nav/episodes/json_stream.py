@@ -1,0 +1,216 @@
+"""Reading a JSON file piece by piece: a window of text moves over a gzip, zstd or plain file.
+
+    with JsonFile("train.json.gz") as file:       {"episodes": [{...}, {...}, ...], "vocab": ...}
+        for key in file.members():                              ^ window ^
+            if key == "episodes":
+                for raw in file.elements(): ...   one episode decoded at a time
+            else:
+                shared[key] = file.value()        decoded whole
+
+What is not asked for is checked and skipped. Memory: one value (at most `MAX_VALUE_CHARS`) and one
+block. Values are decoded by the standard library, so they are what `json.loads` gives.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from vla_nav.errors import UserError
+
+MAX_VALUE_CHARS = 2**25  # of one episode or one shared entry; the largest seen have about 10^6
+_BLOCK_BYTES = 2**20
+_NEAR_END = 32  # a literal or escape that the window cuts has its error this near to the end
+_SPACE = re.compile(r"[ \t\n\r]*")
+_GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_DAMAGE = (EOFError, zlib.error, OSError, pa.ArrowException)  # BadGzipFile is an OSError
+
+
+class JsonFile:
+    """A file of one JSON value, read from its beginning to its end; a context manager.
+
+    `UserError` names the file where it is missing, damaged, cut short, not JSON, or holds a value
+    that is too large.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._raw = _open(self.path)
+        try:
+            self._bytes = _decompressed(self._raw)
+        except _DAMAGE as error:
+            self._raw.close()
+            raise UserError(f"{self.path}: cannot be read ({error})") from None
+        self._utf8 = codecs.getincrementaldecoder("utf-8-sig")()
+        self._scan = json.JSONDecoder().raw_decode
+        self._text, self._at, self._passed = "", 0, 0  # window, place in it, characters before it
+        self._is_end = False
+        self._is_due = False  # the value after a key was announced and not yet taken
+
+    def __enter__(self) -> JsonFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bytes.close()
+        self._raw.close()
+
+    def opening(self) -> str:
+        """The first character of the next value: "{", "[", ... or "" at the end of the file."""
+        blank = 0
+        while True:
+            end = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            blank, self._at = blank + end - self._at, end
+            if end < len(self._text):
+                return self._text[end]
+            if blank > MAX_VALUE_CHARS:
+                raise self._error(f"has more than {MAX_VALUE_CHARS} blanks in a row")
+            if not self._more():
+                return ""
+
+    def members(self) -> Iterator[str]:
+        """The keys of the object that is next; take its value, or it is skipped.
+
+        Run it to its end: the rest of the file is read, so damage anywhere is found.
+        """
+        self._take("{")
+        if self.opening() == "}":
+            self._at += 1
+        else:
+            while True:
+                if self.opening() != '"':
+                    raise self._error("not valid JSON (expected a key in quotes)")
+                key = self._decoded()[0]
+                self._take(":")
+                self._is_due = True
+                yield key
+                if self._is_due:
+                    self._skip()
+                if self._has_ended("}"):
+                    break
+        self._is_due = False
+
+    def elements(self) -> Iterator[Any]:
+        """The decoded elements of the list that is next."""
+        self._is_due = False
+        self._take("[")
+        if self.opening() == "]":
+            self._at += 1
+            return
+        while True:
+            yield self._decoded()[0]
+            if self._has_ended("]"):
+                return
+
+    def value(self) -> Any:
+        """The next value, decoded whole."""
+        self._is_due = False
+        return self._decoded()[0]
+
+    def text(self) -> str:
+        """The next value as JSON text, checked."""
+        self._is_due = False
+        return self._decoded()[1]
+
+    def finish(self) -> None:
+        """Raise `UserError` unless nothing is left."""
+        if self.opening():
+            raise self._error("not valid JSON (something follows its end)")
+
+    def _skip(self) -> None:
+        if self.opening() == "[":
+            for _ in self.elements():
+                pass
+        elif self.opening() == "{":
+            for _ in self.members():
+                self.value()
+        else:
+            self._decoded()
+
+    def _decoded(self) -> tuple[Any, str]:
+        """The next value and its text; the window grows until it holds all of it."""
+        self.opening()
+        while True:
+            try:
+                value, end = self._scan(self._text, self._at)
+                if end < len(self._text) or self._is_end:
+                    text, self._at = self._text[self._at : end], end
+                    return value, text
+            except json.JSONDecodeError as error:
+                is_cut = error.msg.startswith("Unterminated") or (
+                    error.pos > len(self._text) - _NEAR_END
+                )
+                if self._is_end or not is_cut:
+                    raise self._error(f"not valid JSON ({error.msg})", error.pos) from None
+            except (RecursionError, ValueError) as error:  # nested too deep; digits without end
+                raise self._error(f"not valid JSON ({error})") from None
+            if len(self._text) - self._at > MAX_VALUE_CHARS:
+                raise self._error(f"a value has more than {MAX_VALUE_CHARS} characters")
+            self._more()
+
+    def _take(self, sign: str) -> None:
+        if self.opening() != sign:
+            raise self._error(f"not valid JSON (expected '{sign}')")
+        self._at += 1
+
+    def _has_ended(self, closing: str) -> bool:
+        """Whether the container ends here; else a comma is taken."""
+        sign = self.opening()
+        if sign not in (closing, ",") or not sign:
+            raise self._error(f"not valid JSON (expected ',' or '{closing}')")
+        self._at += 1
+        return sign == closing
+
+    def _more(self) -> bool:
+        """Move the window on by a block, or by its own length if more: False at the end."""
+        if self._is_end:
+            return False
+        left = self._text[self._at :]
+        try:
+            data = self._bytes.read(max(_BLOCK_BYTES, len(left)))
+            added = self._utf8.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            raise self._error(f"not valid JSON ({error})") from None
+        except _DAMAGE as error:
+            raise UserError(
+                f"{self.path}: damaged or cut short ({error}); copy or download it again"
+            ) from None
+        self._passed += self._at
+        self._text, self._at, self._is_end = left + added, 0, not data
+        return True
+
+    def _error(self, fault: str, place: int | None = None) -> UserError:
+        place = self._passed + (self._at if place is None else place)
+        cut = "; it may be cut short" if self._is_end else ""
+        return UserError(
+            f"{self.path}: {fault} at character {place}{cut}; copy or download it again"
+        )
+
+
+def _open(path: Path) -> BinaryIO:
+    if not path.exists():
+        raise UserError(f"{path}: no such file; see data/README.md on how to obtain it")
+    if not path.is_file():  # a pipe or device would never end
+        raise UserError(f"{path}: is no regular file; name a .json, .json.gz or .json.zst file")
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _decompressed(raw: BinaryIO) -> BinaryIO:
+    """A stream whose reads give at most what they are asked for, whatever the file claims."""
+    magic = raw.read(4)
+    raw.seek(0)
+    if magic.startswith(_GZIP_MAGIC):
+        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
+    if magic == _ZSTD_MAGIC:
+        return pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
+    return raw
