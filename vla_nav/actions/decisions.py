@@ -12,6 +12,7 @@ with the data (one frame is recorded per decision) and belongs to an action spac
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from vla_nav.episodes.types import LOOK_DOWN, LOOK_UP, MOVE_FORWARD, STOP, TURN_LEFT, TURN_RIGHT
@@ -90,3 +91,19 @@ def cut(primitives: tuple[int, ...], rule: DecisionRule) -> tuple[int, ...]:
     ):
         end += 1
     return primitives[:end]
+
+
+def stated_rule(decisions: Collection[tuple[int, ...]]) -> DecisionRule | None:
+    """The simplest rule under which every one of `decisions` is one decision, or None.
+
+    >>> str(stated_rule([(TURN_LEFT, MOVE_FORWARD, MOVE_FORWARD), (STOP,)]))
+    'turn_then_forward(2)'
+    """
+    longest = max(map(len, decisions), default=0)
+    if longest <= 1:
+        return primitive()
+    most = max(decision.count(MOVE_FORWARD) for decision in decisions)
+    for rule in (turn_then_forward(max(1, most)), fixed(longest)):
+        if all(cut(decision, rule) == decision for decision in decisions):
+            return rule
+    return None

@@ -29,6 +29,10 @@ from vla_nav.files import read_json, remove_leftovers, require_free_space
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
+class DiskFullError(UserError):
+    """The disk is full: nothing is wrong with the episode that was being written."""
+
+
 def finalise(
     root: str | Path,
     order: Sequence[tuple[str, str, str, str]] | None = None,
@@ -77,13 +81,13 @@ def open_part(path: Path) -> pa.Table:
 
 @contextmanager
 def disk_space_errors(target: Path) -> Iterator[None]:
-    """Turn a full disk into a `UserError` that names the file."""
+    """Turn a full disk into a `DiskFullError` that names the file."""
     try:
         yield
     except OSError as error:
         if error.errno not in _FULL_DISK:
             raise
-        raise UserError(
+        raise DiskFullError(
             f"{target}: the disk is full; free some space and start again, what was written stays"
         ) from None
 

@@ -10,20 +10,14 @@ holds. The result is the same for any number of workers and any number of kills.
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import connection, get_context, parent_process
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vla_nav.actions.decisions import DecisionRule
 from vla_nav.episodes.lerobot_layout import PARTS
@@ -34,6 +28,7 @@ from vla_nav.episodes.lerobot_writer import (
 )
 from vla_nav.episodes.types import Episode
 from vla_nav.errors import UserError
+from vla_nav.evaluation.process_units import progress_bar, run_units
 from vla_nav.evaluation.recording import Recorded, RecordSettings, record_episode
 from vla_nav.evaluation.setup import embodiment_of, read_episodes, scene_files
 from vla_nav.files import file_digest, locked, read_json, write_json
@@ -183,9 +178,10 @@ def _record(
     _writer(job)  # claims the folder, or refuses one of other conventions, before any work
     reasons: dict[tuple[str, str, str, str], str] = {}
     num_recorded = num_taken = 0
-    with _progress() as progress:
+    units, work = _units(left, scenes), partial(_record_unit, job)
+    with progress_bar() as progress:
         bar = progress.add_task("record", total=len(episodes), completed=len(episodes) - len(left))
-        for done in _run(job, _units(left, scenes), num_workers):
+        for done in run_units(work, units, num_workers, where=job.root):
             num_recorded += done.num_recorded
             num_taken += done.num_steps
             reasons.update(done.skipped)
@@ -228,29 +224,6 @@ def _finished_before(job: _Job, episodes: Sequence[Episode], begun: float) -> Re
             "asked for; record into another data.path, or delete it"
         )
     return RecordSummary(root, 0, len(keys), skipped, 0, time.perf_counter() - begun)
-
-
-def _run(job: _Job, units: list[_Unit], num_workers: int) -> Iterator[_Done]:
-    if num_workers == 0 or not units:
-        yield from (_record_unit(job, unit) for unit in units)
-        return
-    context = get_context("spawn")
-    with ProcessPoolExecutor(
-        min(num_workers, len(units)), mp_context=context, initializer=_end_with_parent
-    ) as pool:
-        pending: set[Future[_Done]] = {pool.submit(_record_unit, job, unit) for unit in units}
-        try:
-            while pending:
-                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in finished)
-        except BrokenProcessPool:
-            raise UserError(
-                f"{job.root}: a recording process was killed (out of memory?); start again to go "
-                "on from what is written, with fewer num_workers"
-            ) from None
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def _record_unit(job: _Job, unit: _Unit) -> _Done:
@@ -304,25 +277,3 @@ def _expected_steps(episode: Episode, settings: RecordSettings) -> int:
     per_decision = settings.decision.count if settings.decision.name != "primitive" else 1
     walked = length_m / settings.embodiment.step_m / per_decision
     return int(2 * walked / (1 - settings.perturbation)) + 10
-
-
-def _end_with_parent() -> None:
-    """A worker must not outlive a killed main process."""
-    parent = parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
