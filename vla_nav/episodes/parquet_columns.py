@@ -1,0 +1,174 @@
+"""Columns of parquet files that others wrote, with every size checked before it is allocated.
+
+A footer states how many rows and bytes a row group holds; both are compared with limits and with
+the file before a column is read. What arrow cannot read is a `UserError` that names the file.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vla_nav.errors import UserError
+
+_ROWS, _BYTES = 20_000_000, 1 << 30  # of one row group's columns, uncompressed
+_TEXT_BYTES, _ENTRIES = 64 * 2**20, 2_000_000  # of a footer
+_FAULTS = (pa.ArrowException, OSError, MemoryError, OverflowError, ValueError)
+
+
+class ParquetColumns:
+    """One open parquet file. names: its columns. groups: rows of each row group."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = pq.ParquetFile(
+                path,
+                thrift_string_size_limit=_TEXT_BYTES,
+                thrift_container_size_limit=_ENTRIES,
+                page_checksum_verification=True,
+                pre_buffer=False,
+            )
+            meta = self._file.metadata
+            self.schema: pa.Schema = self._file.schema_arrow
+            self.groups = [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
+        except FileNotFoundError:
+            raise UserError(
+                f"{path}: no such file; copy the data set again, it is incomplete"
+            ) from None
+        except _FAULTS as error:
+            raise UserError(_damaged(path, error)) from None
+        self.names = list(self.schema.names)
+        if any(not 0 <= rows <= _ROWS for rows in self.groups):
+            raise UserError(
+                f"{path}: a row group states {max(self.groups)} rows; at most {_ROWS} are read"
+            )
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.groups)
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """The named columns of one row group, each as one chunk."""
+        missing = [name for name in columns if name not in self.names]
+        if missing:
+            raise UserError(
+                f"{self.path}: has no column '{missing[0]}'; it has {', '.join(self.names)[:200]}"
+            )
+        self._check_bytes(group, columns)
+        try:
+            table = self._file.read_row_group(group, list(columns), use_threads=False)
+            table.validate(full=True)
+            table = table.combine_chunks()
+        except _FAULTS as error:
+            raise UserError(_damaged(self.path, error)) from None
+        if table.num_rows != self.groups[group]:
+            raise UserError(
+                f"{self.path}: row group {group} has {table.num_rows} rows, its footer states "
+                f"{self.groups[group]}; the file is damaged: copy it again"
+            )
+        return table
+
+    def read_all(self, columns: Sequence[str]) -> pa.Table:
+        """The named columns of a file that holds one episode."""
+        if self.num_rows > _ROWS:
+            raise UserError(f"{self.path}: states {self.num_rows} rows; at most {_ROWS} are read")
+        tables = [self.read(group, columns) for group in range(len(self.groups))]
+        if not tables:
+            return self.schema.empty_table().select(list(columns))
+        return pa.concat_tables(tables).combine_chunks()
+
+    def integers(self, table: pa.Table, name: str) -> np.ndarray:
+        """(rows,) int64 of a column of whole numbers (a list of one number counts)."""
+        column = table.column(name)
+        kind = column.type
+        if _is_list(kind) and len(column):
+            values = pa.concat_arrays([chunk.flatten() for chunk in column.chunks])
+            if len(values) != len(column):
+                raise UserError(
+                    f"{self.path}: column '{name}' is {kind} with several numbers a row; "
+                    "expected one"
+                )
+            column, kind = pa.chunked_array([values]), kind.value_type
+        if not pa.types.is_integer(kind) and not (pa.types.is_list(kind) and not len(column)):
+            raise UserError(f"{self.path}: column '{name}' is {kind}; expected whole numbers")
+        if column.null_count:
+            raise UserError(f"{self.path}: column '{name}' has {column.null_count} empty values")
+        try:
+            return column.cast(pa.int64()).to_numpy() if len(column) else np.zeros(0, np.int64)
+        except pa.ArrowException as error:
+            raise UserError(f"{self.path}: column '{name}': {_line(error)}") from None
+
+    def floats(self, table: pa.Table, name: str, *, size: int) -> np.ndarray:
+        """(rows, size) float64 of a column of numbers or of (nested) lists of them."""
+        values: pa.Array = table.column(name).combine_chunks()
+        while _is_list(values.type):
+            values = values.flatten()
+        is_number = pa.types.is_floating(values.type) or pa.types.is_integer(values.type)
+        if not is_number or len(values) != table.num_rows * size or values.null_count:
+            raise UserError(
+                f"{self.path}: column '{name}' is {table.schema.field(name).type} with "
+                f"{len(values)} values in {table.num_rows} rows; expected {size} numbers a row"
+            )
+        return values.cast(pa.float64()).to_numpy(zero_copy_only=False).reshape(-1, size)
+
+    def _check_bytes(self, group: int, columns: Sequence[str]) -> None:
+        meta = self._file.metadata.row_group(group)
+        wanted = set(columns)
+        size = 0
+        for index in range(meta.num_columns):
+            column = meta.column(index)
+            if column.path_in_schema.split(".")[0] in wanted or column.path_in_schema in wanted:
+                size += max(0, column.total_uncompressed_size)
+        if size > _BYTES:
+            raise UserError(
+                f"{self.path}: row group {group} states {size} bytes for {', '.join(columns)[:80]};"
+                f" at most {_BYTES} are read: write it in smaller row groups"
+            )
+
+
+class ParquetCache:
+    """Files opened last and row groups read last, a few of each."""
+
+    def __init__(self, root: Path, *, files: int = 8, groups: int = 8) -> None:
+        self._root, self._most = root, (files, groups)
+        self._files: OrderedDict[str, ParquetColumns] = OrderedDict()
+        self._groups: OrderedDict[tuple[str, int, tuple[str, ...]], pa.Table] = OrderedDict()
+
+    def open(self, path: str) -> ParquetColumns:
+        """The file at `path`, relative to the root."""
+        file = self._files.pop(path, None) or ParquetColumns(self._root / path)
+        self._files[path] = file
+        if len(self._files) > self._most[0]:
+            self._files.popitem(last=False)
+        return file
+
+    def read(self, path: str, group: int, columns: Sequence[str]) -> pa.Table:
+        """As `ParquetColumns.read`."""
+        slot = (path, group, tuple(columns))
+        table = self._groups.pop(slot, None)
+        if table is None:
+            table = self.open(path).read(group, columns)
+        self._groups[slot] = table
+        if len(self._groups) > self._most[1]:
+            self._groups.popitem(last=False)
+        return table
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def _damaged(path: Path, error: BaseException) -> str:
+    return f"{path}: not a readable parquet file ({_line(error)}); it is damaged: copy it again"
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]
