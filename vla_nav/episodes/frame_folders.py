@@ -75,6 +75,11 @@ def inside(root: Path, name: str, *, what: str) -> Path:
     return root / relative
 
 
+def is_name(text: str) -> bool:
+    """Whether a text from data can be the name of one file or folder."""
+    return text not in ("", ".", "..") and not set(text) & {"/", "\\", "\0"}
+
+
 def read_picture(path: Path) -> np.ndarray:
     """The pixels of a JPEG or PNG file: RGB (H, W, 3) uint8 or depth (H, W) float32 metres."""
     try:

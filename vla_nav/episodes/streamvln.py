@@ -27,9 +27,17 @@ from typing import Any
 
 import numpy as np
 
-from vla_nav.episodes.annotations import annotations_file, first_keys, read_records
+from vla_nav.episodes.annotations import (
+    ResumedEpisodes,
+    annotations_file,
+    as_episode_error,
+    fault,
+    first_record,
+    found_annotations,
+    read_records,
+)
 from vla_nav.episodes.frame_folders import FolderFrames, inside, numbered_pictures, picture_size
-from vla_nav.episodes.source import SourceFacts
+from vla_nav.episodes.source import EpisodeError, SourceFacts
 from vla_nav.episodes.types import LOOK_DOWN, STOP, Camera, Embodiment, Episode, Step
 from vla_nav.episodes.walked import ORIGIN, Walked, walked_steps
 from vla_nav.errors import UserError
@@ -43,14 +51,12 @@ _SCENE = re.compile(r"(?P<scene>.+)_(?P<set>[A-Za-z0-9-]+)_[0-9]{6,}")
 def detect(path: Path, split: str) -> bool:
     """Whether the first record of the annotations is a trajectory of StreamVLN."""
     file = annotations_file(Path(path), split)
-    return file is not None and {"video", "instructions", "actions"} <= first_keys(file)
+    return file is not None and {"video", "instructions", "actions"} <= first_record(file).keys()
 
 
 def open_source(path: str | Path, *, split: str, role: str = "") -> StreamVlnSource:
     """The trajectories in `path/annotations.json`, or in `path/<split>/annotations.json`."""
-    file = annotations_file(Path(path), split)
-    if file is None:
-        raise UserError(f"{path}: no annotations.json, nor {split}/annotations.json; see data.path")
+    file = found_annotations(Path(path), split)
     facts = SourceFacts(
         format="streamvln",
         turn_deg=TURN_DEG,
@@ -87,19 +93,25 @@ class StreamVlnSource:
         return FolderFrames(self.root)
 
     def __iter__(self) -> Iterator[Episode]:
+        return ResumedEpisodes(self._found())
+
+    def _found(self) -> Iterator[Episode | EpisodeError]:
         for number, record in enumerate(read_records(self.file)):
-            yield from self._episodes(record, number)
+            try:
+                yield from self._episodes(record, number)
+            except UserError as error:
+                yield as_episode_error(error)
 
     def _episodes(self, record: dict[str, Any], number: int) -> Iterator[Episode]:
-        where = f"{self.file}: record number {number}"
         episode_id = record.get("id", number)
         if type(episode_id) not in (int, str) or episode_id == "":
-            raise _fault(where, "id", episode_id, "a number or text")
-        where = f"{self.file}: episode {episode_id}"
+            who = f"record number {number}"
+            raise fault(self.file, who, "id", episode_id, "a number or text")
+        who = f"episode {episode_id}"
         video = record.get("video")
-        if not isinstance(video, str):
-            raise _fault(where, "video", video, "the path of a folder")
-        actions = _actions(record.get("actions"), where)
+        if not isinstance(video, str) or not video:
+            raise fault(self.file, who, "video", video, "the path of a folder")
+        actions = _actions(record.get("actions"), self.file, who)
         steps, about = self._steps(video, actions)
         scene = _SCENE.fullmatch(Path(video).name)
         metadata = {
@@ -108,7 +120,7 @@ class StreamVlnSource:
             "video": video,
             **about,
         }
-        texts = _instructions(record.get("instructions"), where)
+        texts = _instructions(record.get("instructions"), self.file, who)
         for at, text in enumerate(texts):
             yield Episode(
                 dataset=scene["set"] if scene else "streamvln",
@@ -156,26 +168,21 @@ def _embodiment(file: Path) -> Embodiment:
     return Embodiment((camera,), 0.1, 1.5, TURN_DEG, STEP_M, is_sliding=True)
 
 
-def _actions(actions: Any, where: str) -> list[int]:
+def _actions(actions: Any, file: Path, who: str) -> list[int]:
     if not isinstance(actions, list) or not actions:
-        raise _fault(where, "actions", actions, "a list that begins with -1")
+        raise fault(file, who, "actions", actions, "a list that begins with -1")
     if len(actions) > MAX_ACTIONS:
-        raise UserError(f"{where}: key actions has {len(actions)} entries; at most {MAX_ACTIONS}")
+        raise fault(file, who, "actions", f"{len(actions)} entries", f"at most {MAX_ACTIONS}")
     if actions[0] != -1 or type(actions[0]) is not int:
-        raise _fault(where, "actions[0]", actions[0], "-1: the first picture has no action before")
+        raise fault(file, who, "actions[0]", actions[0], "-1, the first picture follows no action")
     for at, action in enumerate(actions[1:], 1):
         if type(action) is not int or not STOP <= action <= LOOK_DOWN:
-            raise _fault(where, f"actions[{at}]", action, f"an id {STOP} .. {LOOK_DOWN}")
+            raise fault(file, who, f"actions[{at}]", action, f"an id {STOP} .. {LOOK_DOWN}")
     return actions
 
 
-def _instructions(texts: Any, where: str) -> list[str]:
+def _instructions(texts: Any, file: Path, who: str) -> list[str]:
     texts = [texts] if isinstance(texts, str) else texts
     if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
-        raise _fault(where, "instructions", texts, "a text or a list of texts")
+        raise fault(file, who, "instructions", texts, "a text or a list of texts")
     return texts
-
-
-def _fault(where: str, key: str, value: Any, allowed: str) -> UserError:
-    shown = "missing" if value is None else repr(value)[:60]
-    return UserError(f"{where}: key {key} is {shown}; allowed: {allowed}")

@@ -1,0 +1,71 @@
+"""Where NaVILA's pictures are: folders of jpg files, or videos of the same pictures.
+
+    "914/frame_7.jpg"   ->   train/914/frame_7.jpg, else videos/914.mp4#7
+
+Human's pictures (0001.jpg ..., one a second of a video) have no number of a video's frame.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from vla_nav.episodes.frame_folders import MAX_FRAMES, SUFFIXES, inside
+from vla_nav.errors import UserError
+
+_PICTURE_FOLDERS = ("train", "raw_frames", "images", "videos", "")
+_VIDEO_FOLDERS = ("videos", "")
+_NUMBERED = re.compile(r"frame_([0-9]{1,9})\.[a-z]+")
+
+
+class Pictures:
+    """Finds pictures and videos below `root`, whose folders are looked for once."""
+
+    def __init__(self, root: Path, split: str) -> None:
+        self._root = root
+        self._folders = [split, *(name for name in _PICTURE_FOLDERS if name != split)]
+
+    def of(self, frames: Sequence[str]) -> dict[str, str]:
+        """Name in the annotations -> frame key, of the pictures that are there."""
+        keys: dict[str, str] = {}
+        for video in dict.fromkeys(str(PurePosixPath(name).parent) for name in frames):
+            keys |= self._of_video(video, [f for f in frames if f.startswith(f"{video}/")])
+        return keys
+
+    def video(self, name: str) -> str | None:
+        """The key of a video file, None where it is missing."""
+        for folder in _VIDEO_FOLDERS:
+            relative = str(PurePosixPath(folder, name))
+            if inside(self._root, relative, what="video").is_file():
+                return relative
+        return None
+
+    def _of_video(self, video: str, frames: Sequence[str]) -> dict[str, str]:
+        for folder in self._folders:
+            path = inside(self._root, str(PurePosixPath(folder, video)), what="video")
+            if path.is_dir():
+                there = {p.name for p in path.iterdir() if p.suffix.lower() in SUFFIXES}
+                return {
+                    name: str(PurePosixPath(folder, name))
+                    for name in frames
+                    if PurePosixPath(name).name in there
+                }
+        key = self.video(f"{video}.mp4")
+        numbers = {name: _NUMBERED.fullmatch(PurePosixPath(name).name) for name in frames}
+        return {n: f"{key}#{int(at[1])}" for n, at in numbers.items() if key and at}
+
+
+def num_video_frames(path: Path) -> int:
+    """The number of pictures of a video, counted by packets; nothing is decoded."""
+    import av  # only data with videos needs it
+
+    try:
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0]
+            count = sum(packet.size > 0 for packet in container.demux(stream))
+    except (av.error.FFmpegError, IndexError) as error:
+        raise UserError(f"{path}: not a readable video ({error})") from None
+    if count > MAX_FRAMES:
+        raise UserError(f"{path}: {count} frames; an episode has at most {MAX_FRAMES}")
+    return count
