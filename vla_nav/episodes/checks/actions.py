@@ -35,14 +35,14 @@ class ActionCheck:
         self._tally = tally
         self._counts: Counter[int] = Counter()
         self._num_episodes = self._num_with = self._num_without = self._num_unparsed = 0
-        self._first_without: list[Episode] = []
+        self._first_without = ""
 
     def see(self, episode: Episode, track: Track | None) -> None:
         """Look at one episode; `track` is its walk."""
         self._num_episodes += 1
         if track is None:
             self._num_without += 1
-            self._first_without = (self._first_without + [episode])[:1]
+            self._first_without = self._first_without or episode.episode_id
             return
         self._num_with += 1
         truth = episode.metadata.get("ground_truth")
@@ -64,7 +64,7 @@ class ActionCheck:
         if self._num_with == 0 and self._num_episodes:
             self._tally.add_whole("D202", "actions", "none", count=self._num_episodes)
         elif self._num_without:
-            text = f"episode {self._first_without[0].episode_id} and others have none"
+            text = f"episode {self._first_without} and others have none"
             self._tally.add_whole("D201", "ground_truth", text, count=self._num_without)
         total = self._counts.total()
         if total >= _MIN_ACTIONS:

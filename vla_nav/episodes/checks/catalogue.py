@@ -318,6 +318,11 @@ CODES: Mapping[str, Code] = MappingProxyType(
             "no goal can be reached from the start in the scene",
             "leave the episode out of evaluation, or count it as the declared policy says",
         ),
+        "D605": Code(
+            "warning",
+            "a scene cannot be tried: it does not load, or starts are not on its floor",
+            "check the scene file and simulators.options.up_axis (raw MP3D meshes are Z up: z)",
+        ),
         # Release
         "D701": Code(
             "error",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from vla_nav.errors import UserError
 MIN_HFOV_DEG, MAX_HFOV_DEG = 1.0, 179.0  # a pinhole camera sees less than 180 degrees
 _MAX_BODIES = 1000  # distinct embodiments looked at
 _MAX_RANGES = 200_000  # of video frames kept apart
+_MAX_EXACT = 1_000_000  # ranges remembered to know a second instruction of one trajectory
 
 
 class FrameCheck:
@@ -86,7 +88,7 @@ class FrameCheck:
 
     def _offsets(self, episode: Episode) -> None:
         for file, numbers in video_frames(episode):
-            back = next((i for i, (a, b) in enumerate(_pairs(numbers)) if b < a), None)
+            back = next((i for i, (a, b) in enumerate(pairwise(numbers)) if b < a), None)
             if back is not None:
                 text = f"frame {numbers[back + 1]} comes after frame {numbers[back]}"
                 self._tally.add("D505", episode, f"step {back + 1}", text, file=file)
@@ -126,9 +128,15 @@ class VideoRanges:
     def __init__(self) -> None:
         self._ranges: dict[str, list[list[int]]] = {}
         self._num_ranges = 0
+        self._exact: set[int] = set()  # several instructions of one trajectory take equal ranges
 
     def add(self, file: str, begin: int, end: int) -> str:
         """Take frames [begin, end); return what is wrong with that, or ""."""
+        exact = hash((file, begin, end))
+        if exact in self._exact:
+            return ""
+        if len(self._exact) < _MAX_EXACT:
+            self._exact.add(exact)
         ranges = self._ranges.setdefault(file, [])
         at = bisect_left(ranges, [begin])
         before = ranges[at - 1] if at else None
@@ -179,7 +187,3 @@ def video_frames(episode: Episode) -> Iterator[tuple[str, list[int]]]:
             if mark and number.isascii() and number.isdigit():
                 numbers.setdefault((camera, file), []).append(int(number))
     return ((file, taken) for (_, file), taken in numbers.items())
-
-
-def _pairs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    return zip(numbers[:-1], numbers[1:], strict=True)

@@ -2,7 +2,7 @@
 
     expected   p1 = p0 + sum over MOVE_FORWARD of step * (-sin yaw, 0, -cos yaw), yaw by the turns
     shorter or aside     the agent slid or was blocked (D206, no fault)
-    farther              it cannot have been these actions (D207)
+    much farther         it cannot have been these actions (D207)
 
 Turn angle and step length are also inferred, from movements that nothing bent: the yaw between two
 known headings per net turn, or the angle between two full steps with one turn between them.
@@ -24,6 +24,7 @@ from vla_nav.episodes.source import SourceFacts
 from vla_nav.episodes.types import MOVE_FORWARD, Episode
 
 _PLACE_TOLERANCE_M = 0.02
+_STRETCH = 1.2  # of a step: sliding along a navmesh edge lengthens it (R2R-CE: up to 1.15)
 _YAW_TOLERANCE_RAD = math.radians(1.0)
 _TURN_TOLERANCE_DEG, _STEP_TOLERANCE_M = 1.0, 0.02  # of inferred against stated
 _MIN_SAMPLES = 5
@@ -93,7 +94,7 @@ class MotionCheck:
         expected = np.diff(reached, axis=0)
         moved = np.diff(positions[:, [0, 2]], axis=0)
         count = np.diff(np.concatenate([[0], np.cumsum(is_forward)])[known])  # forwards between
-        far = np.hypot(*moved.T) - step_m * count
+        far = np.hypot(*moved.T) - _STRETCH * step_m * count
         if (worst := int(far.argmax())) >= 0 and far[worst] > _PLACE_TOLERANCE_M:
             self._tally.add(
                 "D207",

@@ -3,8 +3,8 @@
     [x, y, z, w] = [0, sin a/2, 0, cos a/2]     an agent that stands, turned by a
     read from     [w, x, y, z] = [cos a/2, 0, sin a/2, 0]: x and z hold what y and w should
 
-A start heading need not look along the path (R2R's are about uniform). But where most headings
-differ from the first edge of their path by one same angle that is not 0, an axis or a sign is wrong.
+A start heading need not look along the path (R2R's are about uniform). But where most differ from
+the first edge of their path by one same angle that is not 0, an axis or a sign is wrong.
 """
 
 from __future__ import annotations

@@ -2,38 +2,19 @@
 
 R2R-CE has Matterport scenes, numbered episodes with a trajectory_id, and goals of radius 3 m. In
 v1-3 every start heading is a multiple of 30 degrees; in v1 and v1-2 they are arbitrary, and wrong.
-Sizes of v1-3 are those of the published files.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from vla_nav.episodes.checks.findings import Tally
+from vla_nav.episodes.r2r_release import BEFORE_V1_3, OTHER, PUBLISHED, V1_3
 from vla_nav.episodes.types import Episode
 
 _TOLERANCE_DEG = 0.1
 _MIN_OFF = 0.5  # of the headings: arbitrary ones are multiples of 30 once in 150
-
-
-class Size(NamedTuple):
-    """How many episodes and scenes a split has."""
-
-    episodes: int
-    scenes: int
-
-
-V1_3: Mapping[str, Size] = MappingProxyType(
-    {
-        "train": Size(10_819, 61),
-        "val_seen": Size(778, 53),
-        "val_unseen": Size(1_839, 11),
-        "test": Size(3_408, 18),
-    }
-)
 
 
 class ReleaseCheck:
@@ -65,20 +46,17 @@ class ReleaseCheck:
             assert self._first_off is not None
             text = f"episode {self._first_off[0]} starts at {self._first_off[1]:.2f} degrees"
             self._tally.add_whole("D701", "start_rotation", text, count=self._num_off)
-            return {"release": "r2r-ce before v1-3"}
-        size = V1_3.get(self._split)
-        own = Size(self._num_episodes, len(self._scenes))
-        if size is not None and size != own:
-            text = (
-                f"{own.episodes} episodes in {own.scenes} scenes, "
-                f"v1-3 has {size.episodes} in {size.scenes}"
-            )
+            return {"release": BEFORE_V1_3}
+        published = PUBLISHED.get(self._split)
+        own = self._num_episodes, len(self._scenes)
+        if published is not None and published != own:
+            text = "{} episodes in {} scenes, v1-3 has {} in {}".format(*own, *published)
             self._tally.add_whole("D702", "episodes", text)
-        return {"release": "r2r-ce v1-3" if self._num_off == 0 else "unknown"}
+        return {"release": V1_3 if self._num_off == 0 else OTHER}
 
 
 def _is_r2r(episode: Episode) -> bool:
-    """Matterport scene, numbered, with a trajectory and text, of no role or language, unrecorded."""
+    """Matterport scene, numbered, with a trajectory and text; no role, no language, no steps."""
     about = episode.metadata.get("instruction")
     return (
         episode.scene_id.startswith("mp3d/")

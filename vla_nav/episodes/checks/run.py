@@ -1,20 +1,20 @@
 """All data checks over one source, in one pass and bounded memory.
 
-    episode, episode, ...  -->  every check sees each  -->  close: facts and findings
-                                 |
-                                 `-- a fault of the reader becomes D001, and reading goes on where
-                                     the reader can
+episode, episode, ...  -->  every check sees each  -->  close: facts and findings
+  |
+  `-- what a reader refuses is counted under the code of its fault (D001 where it has none)
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from vla_nav.episodes.checks.actions import ActionCheck
+from vla_nav.episodes.checks.faults import fault_code
 from vla_nav.episodes.checks.findings import Finding, Tally
 from vla_nav.episodes.checks.frames import FrameCheck
 from vla_nav.episodes.checks.geometry import GeometryCheck
@@ -24,11 +24,9 @@ from vla_nav.episodes.checks.poses import PoseCheck
 from vla_nav.episodes.checks.release import ReleaseCheck
 from vla_nav.episodes.checks.scenes import SceneCheck
 from vla_nav.episodes.checks.tracks import track_of
-from vla_nav.episodes.source import EpisodeSource
+from vla_nav.episodes.source import EpisodeError, EpisodeSource, episodes_and_errors
 from vla_nav.episodes.types import Episode
 from vla_nav.errors import UserError
-
-_MAX_FAULTS = 10_000  # of a reader that goes on after each of them
 
 
 @dataclass(frozen=True)
@@ -57,17 +55,29 @@ class DataReport:
         }
 
 
+class Watch(Protocol):
+    """A check from a higher layer."""
+
+    def see(self, episode: Episode) -> None:
+        """Look at one episode."""
+        ...
+
+    def close(self, tally: Tally) -> dict[str, Any]:
+        """Add findings; return facts for the report."""
+        ...
+
+
 def check_source(
     source: EpisodeSource,
     *,
     compare: Sequence[EpisodeSource] = (),
     scenes: str | Path | None = None,
-    watch: Callable[[Episode, Tally], None] | None = None,
+    watch: Watch | None = None,
 ) -> DataReport:
     """Every check on every episode of `source`.
 
     compare: other splits, looked through for the same episodes and scenes. scenes: folder of the
-    scene files. watch: called with every episode, for checks that need more than data has.
+    scene files. watch: sees every episode too, for checks that need more than data has.
     """
     tally = Tally(str(source.root))
     identity = IdentityCheck(tally, source.split)
@@ -91,12 +101,14 @@ def check_source(
         for check in checks:
             check.see(episode)
         if watch is not None:
-            watch(episode, tally)
+            watch.see(episode)
     facts: dict[str, Any] = {"episodes": count}
     if count == 0:
         tally.add_whole("D002", "episodes", "none")
     for check in (*checks, actions, motion):
         facts |= check.close()
+    if watch is not None:
+        facts |= watch.close(tally)
     for other in compare:
         identity.compare(other.split, _readable(other, tally))
     stated = {"stated_turn_deg": source.facts.turn_deg, "stated_step_m": source.facts.step_m}
@@ -111,24 +123,22 @@ def check_source(
 
 
 def _readable(source: EpisodeSource, tally: Tally) -> Iterator[Episode]:
-    """The episodes that can be read; a fault is counted, and reading goes on if it can."""
-    episodes = iter(source)
-    num_faults = num_after = 0
-    while True:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # releases have a code of their own
-                episode = next(episodes)
-        except StopIteration:
-            break
-        except UserError as error:
-            num_faults += 1
-            num_after = 0
-            tally.add_whole("D001", "", str(error))
-            if num_faults >= _MAX_FAULTS:
-                break
-        else:
-            num_after += 1
-            yield episode
-    if num_faults and not num_after:
-        tally.add_whole("D003", "", f"'{source.split}' was read up to the fault")
+    """The episodes that can be read; the others are counted under the code of their fault."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # releases have a code of their own
+        episodes = episodes_and_errors(source)
+        while True:
+            try:
+                episode = next(episodes, None)
+            except UserError as error:
+                tally.add_whole("D001", "", str(error))
+                tally.add_whole("D003", "", f"'{source.split}' was read up to the fault")
+                return
+            if episode is None:
+                return
+            if isinstance(episode, EpisodeError):
+                tally.next_episode()
+                code = fault_code(episode.key, str(episode))
+                tally.add_unread(code, episode.episode_id, episode.key, str(episode))
+            else:
+                yield episode
