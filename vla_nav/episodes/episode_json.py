@@ -45,6 +45,11 @@ def parse_episode(
     return reader.episode(dataset, split, role, shared or {})
 
 
+def is_vector(value: Any, size: int) -> bool:
+    """Whether a decoded value is a list of `size` finite numbers."""
+    return isinstance(value, list) and len(value) == size and all(map(_is_number, value))
+
+
 class _Reader:
     """One raw episode of a file, and errors that name it."""
 
@@ -150,7 +155,7 @@ class _Reader:
         return {**shared, "goals_by_category": {own: table[own]} if own in table else {}}
 
     def _vector(self, value: Any, size: int, key: str) -> Any:
-        if not isinstance(value, list) or len(value) != size or not all(map(_is_number, value)):
+        if not is_vector(value, size):
             raise self._error(key, f"is {_shown(value)}; allowed: {size} finite numbers")
         return tuple(float(x) for x in value)
 

@@ -67,10 +67,13 @@ def read_vlnce(
         yield episode
 
 
-def read_shared(path: str | Path) -> tuple[dict[str, Any], R2RRelease]:
+def read_shared(
+    path: str | Path, *, tables: Mapping[str, EntryStore] | None = None
+) -> tuple[dict[str, Any], R2RRelease]:
     """The keys of a file beside episodes and vocabulary, and which release it looks like.
 
-    Reads all of the file: one that is damaged anywhere, or is no episode file, is a `UserError`.
+    tables: keys whose entries go there instead, one by one. Reads all of the file: one that is
+    damaged anywhere, or is no episode file, is a `UserError`.
     """
     shared: dict[str, Any] = {}
     count, has_episodes, has_vocabulary = ReleaseCount(), False, False
@@ -83,6 +86,9 @@ def read_shared(path: str | Path) -> tuple[dict[str, Any], R2RRelease]:
                         count.add(raw)
                 elif key == "instruction_vocab":
                     has_vocabulary = True
+                elif key in (tables or {}) and file.opening() == "{":
+                    for name in file.members():
+                        tables[key].add(name, file.text())
                 elif key != "episodes":
                     shared[key] = file.value()
         else:
