@@ -79,6 +79,12 @@ def drawing_of(recipe: DrawRecipe) -> Drawing:
     return _drawn(recipe, builder, group, title)
 
 
+def drawing_of_group(recipe: DrawRecipe, group: list[Episode], *, title: str) -> Drawing:
+    """The drawing of given episodes with steps, which share one tree. Raises `UserError` where the
+    recipe does not fit them."""
+    return _drawn(recipe, _builder(recipe, group[0].embodiment), group, title)
+
+
 def _generated(recipe: DrawRecipe) -> list[Episode]:
     """A walk of an expert that is always obeyed; as a trajectory, under several instructions."""
     described: dict[str, Any] = recipe.action_space.describe()

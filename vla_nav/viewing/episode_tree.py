@@ -1,0 +1,110 @@
+"""The training tree of an episode as data for the page, which draws it to scale.
+
+    lanes    root--frame 0--frame 1--[label]      as in `verification/drawing_tree.py`: depth to the
+                      `--[label]                  right, the heaviest branch straight on
+
+Made by the same steps as `vla-nav draw`: prompt, paths under the layout, prefix tree. No model is
+made and no frame is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from vla_nav.actions.decisions import DecisionRule, cut
+from vla_nav.episodes.ground_truth import ground_truth_poses
+from vla_nav.episodes.types import Camera, Embodiment, Episode, ExpertLabel, Step
+from vla_nav.errors import UserError
+from vla_nav.verification.drawing_subject import DrawRecipe, drawing_of_group
+from vla_nav.verification.drawing_tokens import COLOURS, FRAME, POOLED, WORDS, run_colour
+from vla_nav.verification.drawing_tree import tree_shape
+
+_MAX_RUNS = 20_000  # boxes; more than a browser draws at once
+_LEGIBLE = 0.004  # of the depth: the least width of a box and of the gap between two
+
+
+def tree_json(recipe: DrawRecipe, episode: Episode, *, turn_deg: float | None) -> dict[str, Any]:
+    """The tree, or `{"reason": ...}` where the episode makes none under this recipe."""
+    try:
+        walked = with_steps(episode, recipe, turn_deg=turn_deg)
+        drawing = drawing_of_group(recipe, [walked], title=episode.episode_id)
+    except UserError as error:
+        return {"reason": str(error)}
+    tree, runs = drawing.tree, drawing.runs
+    if len(runs) > _MAX_RUNS:
+        return {"reason": f"{len(runs):,} boxes are more than a page can draw; use vla-nav draw"}
+    depth = int(tree.position_ids.max()) + 1
+    shape = tree_shape(tree, min_width=depth * _LEGIBLE, gap=depth * _LEGIBLE)
+    names = recipe_streams(recipe, walked)
+    keys = dict.fromkeys(step.frames[name] for step in walked.steps for name in names)
+    first_step = {
+        step.frames[name]: index
+        for index, step in reversed(list(enumerate(walked.steps)))
+        for name in names
+    }
+    return {
+        "headline": drawing.headline,
+        "depth": depth,
+        "num_lanes": shape.num_lanes,
+        "parent": tree.node_parent.tolist(),
+        "left": shape.left.tolist(),
+        "lane": shape.lane.tolist(),
+        "runs": [
+            [run.node, int(tree.position_ids[run.start]), run.stop - run.start, run.kind, run.frame]
+            for run in runs
+        ],
+        "texts": [drawing.texts[run.start] for run in runs],
+        "colours": [run_colour(run) for run in runs],
+        "steps": [first_step[key] for key in keys],
+        "legend": [[COLOURS[kind], WORDS[kind]] for kind in sorted({run.kind for run in runs})],
+        "images": [FRAME, POOLED],
+    }
+
+
+def recipe_streams(recipe: DrawRecipe, episode: Episode) -> tuple[str, ...]:
+    """The image streams of a prompt, in the order of its frame table."""
+    from vla_nav.models.prompt_config import streams_of
+
+    assert episode.embodiment is not None
+    return tuple(streams_of(episode.embodiment, recipe.model.prompt))
+
+
+def with_steps(episode: Episode, recipe: DrawRecipe, *, turn_deg: float | None) -> Episode:
+    """The episode with steps: its own, or one per decision of its ground truth, labelled with what
+    was done. Raises `UserError` where it has neither."""
+    if episode.steps:
+        if episode.embodiment is None:
+            raise UserError(
+                f"episode {episode.episode_id}: the data state no embodiment, so no prompt can be "
+                "made of it; convert the data set with vla-nav convert"
+            )
+        return episode
+    truth = episode.metadata.get("ground_truth")
+    if not truth or not turn_deg:
+        raise UserError(
+            f"episode {episode.episode_id}: no steps and no ground-truth actions, so there is "
+            "nothing to train on; record it (vla-nav record)"
+        )
+    poses = ground_truth_poses(episode, turn_deg=turn_deg)
+    space = recipe.action_space
+    cameras = recipe.model.prompt.cameras or tuple(getattr(space, "cameras", ())) or ("front",)
+    has_depth = recipe.model.prompt.depth
+    body = Embodiment(
+        tuple(Camera(name, 224, 224, 90.0, 1.25, 0.0, has_depth) for name in cameras),
+        radius_m=0.1,
+        height_m=1.5,
+        turn_deg=turn_deg,
+        step_m=0.25,
+        is_sliding=True,
+    )
+    streams = [name for camera in cameras for name in (camera, *[f"{camera}.depth"] * has_depth)]
+    rule = DecisionRule.parse(space.decision)
+    left, place, steps = tuple(truth["actions"]), 0, []
+    while left:
+        decision = cut(left, rule)
+        label = ExpertLabel(decision, poses[place + 1 : place + 1 + len(decision)])
+        frames = {stream: f"{place}/{stream}" for stream in streams}
+        steps.append(Step(poses[place], frames, decision, (label,)))
+        place, left = place + len(decision), left[len(decision) :]
+    return replace(episode, embodiment=body, steps=tuple(steps))
