@@ -13,21 +13,19 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections import OrderedDict
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from vla_nav.episodes.frames import millimetres_to_depth
+from vla_nav.episodes.video_index import VideoCache
 from vla_nav.errors import UserError
 
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PIXELS = 32_000_000  # 8 K video; the largest picture of public data is 0.3 million
 MAX_FRAMES = 100_000  # of one folder; the longest public episode has 501
 SUFFIXES = (".jpg", ".jpeg", ".png")
-_OPEN_VIDEOS = 4
 
 
 class FolderFrames:
@@ -35,7 +33,7 @@ class FolderFrames:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
-        self._videos: OrderedDict[Path, Any] = OrderedDict()
+        self._videos = VideoCache(self.root)
 
     def read(self, frame_key: str) -> np.ndarray:
         """RGB (H, W, 3) uint8, or depth (H, W) float32 metres. Raises `UserError` naming it."""
@@ -47,24 +45,7 @@ class FolderFrames:
             raise UserError(
                 f"{path}: frame number '{number}' of key '{frame_key}'; allowed: a number from 0"
             )
-        return self._video(path).read(int(number))
-
-    def close(self) -> None:
-        """Close the open videos; they are opened again when asked for."""
-        while self._videos:
-            self._videos.popitem()[1].close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"root": self.root, "_videos": OrderedDict()}
-
-    def _video(self, path: Path) -> Any:
-        video = self._videos.pop(path, None)
-        if video is None:
-            video = open_video(path)
-            if len(self._videos) >= _OPEN_VIDEOS:
-                self._videos.popitem(last=False)[1].close()
-        self._videos[path] = video
-        return video
+        return self._videos.open(name).read(int(number))
 
 
 def inside(root: Path, name: str, *, what: str) -> Path:
@@ -102,24 +83,6 @@ def picture_size(path: Path) -> tuple[int, int]:
         raise
     except _FAULTS as error:
         raise UserError(f"{path}: damaged or cut short ({error}); copy it again") from None
-
-
-def open_video(path: Path) -> Any:
-    """The frames of an mp4 by number, at the rate that its own header states."""
-    import av  # only data with videos needs it
-
-    from vla_nav.episodes.video import VideoFrames
-
-    if not path.is_file():
-        raise UserError(f"{path}: no such video; copy it there, or correct data.path")
-    try:
-        with av.open(str(path)) as container:
-            rate = container.streams.video[0].average_rate
-    except (av.error.FFmpegError, IndexError) as error:
-        raise UserError(f"{path}: not a readable video ({error})") from None
-    if not rate:
-        raise UserError(f"{path}: states no frame rate; encode it again with one")
-    return VideoFrames(path, fps=rate)
 
 
 def numbered_pictures(folder: Path) -> dict[int, str]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from vla_nav.episodes.frame_folders import MAX_FRAMES, SUFFIXES, inside
+from vla_nav.episodes.video_index import stated_frames
 from vla_nav.errors import UserError
 
 _PICTURE_FOLDERS = ("train", "raw_frames", "images", "videos", "")
@@ -57,15 +58,8 @@ class Pictures:
 
 
 def num_video_frames(path: Path) -> int:
-    """The number of pictures of a video, counted by packets; nothing is decoded."""
-    import av  # only data with videos needs it
-
-    try:
-        with av.open(str(path)) as container:
-            stream = container.streams.video[0]
-            count = sum(packet.size > 0 for packet in container.demux(stream))
-    except (av.error.FFmpegError, IndexError) as error:
-        raise UserError(f"{path}: not a readable video ({error})") from None
+    """The number of pictures of a video, as it states; nothing is decoded."""
+    count = stated_frames(path)
     if count > MAX_FRAMES:
         raise UserError(f"{path}: {count} frames; an episode has at most {MAX_FRAMES}")
     return count
