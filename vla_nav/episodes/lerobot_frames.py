@@ -67,7 +67,7 @@ class LeRobotFrames:
 
     def _open(self) -> None:
         self._videos = VideoCache(self.root)
-        self._tables = ParquetCache(self.root, files=4, groups=4)
+        self._tables = ParquetCache(self.root, files=4, groups=2)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"root": self.root}

@@ -10,7 +10,7 @@ Poses that no column holds are dead-reckoned with the stated turn and step, or w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,21 +146,23 @@ class EpisodeRows:
             steps=steps,
             metadata={
                 **metadata,
-                **self._kept(rows),
+                **kept_columns(rows, (self._action, self._pose)),
                 **({"tasks": list(tasks)} if len(tasks) > 1 else {}),
                 **extra,
             },
         )
 
-    def _kept(self, rows: pa.Table) -> dict[str, Any]:
-        """Columns without a field of their own, one value a row."""
-        kept: dict[str, Any] = {}
-        for name in rows.column_names:
-            if name in (*_INDICES, self._action, self._pose):
-                continue
-            if rows.column(name).nbytes <= 8 * _KEPT_VALUES and _is_plain(rows.schema.field(name)):
-                kept[name] = rows.column(name).to_pylist()
-        return kept
+
+def kept_columns(rows: pa.Table, known: Collection[str | None]) -> dict[str, Any]:
+    """Columns without a field of their own, one value a row: numbers, texts, lists of them."""
+    return {
+        name: rows.column(name).to_pylist()
+        for name in rows.column_names
+        if name not in _INDICES
+        and name not in known
+        and rows.column(name).nbytes <= 8 * _KEPT_VALUES
+        and _is_plain(rows.schema.field(name))
+    }
 
 
 def each_or_error(

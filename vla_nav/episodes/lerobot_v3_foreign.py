@@ -228,8 +228,8 @@ class _DataRows:
     """Rows of an episode in a data file, by their `episode_index`."""
 
     def __init__(self, root: Path) -> None:
-        self._cache = ParquetCache(root, files=2, groups=4)
-        self._path, self._episodes = "", np.zeros(0, np.int64)
+        self._cache = ParquetCache(root, files=2, groups=2)
+        self._path, self._episodes, self._is_sorted = "", np.zeros(0, np.int64), True
 
     def open(self, path: str) -> ParquetColumns:
         """The file at `path`, relative to the set."""
@@ -245,7 +245,11 @@ class _DataRows:
             ]
             self._path = path
             self._episodes = np.concatenate([np.zeros(0, np.int64), *parts])
-        found = np.flatnonzero(self._episodes == index)
+            self._is_sorted = bool((np.diff(self._episodes) >= 0).all())
+        if self._is_sorted:
+            found = np.arange(*np.searchsorted(self._episodes, [index, index + 1]))
+        else:
+            found = np.flatnonzero(self._episodes == index)
         if not len(found):
             raise UserError(
                 f"{file.path}: has no rows of episode {index}, which meta/episodes places there; "

@@ -6,7 +6,8 @@
 Files of other writers start at any time, hold frames out of order and round their time stamps.
 So the file's packets are listed once (nothing is decoded), sorted by when they are shown, and a
 frame is decoded from the key frame before it. Decoding is bounded: no more packets than lie
-between the two and a decoder's delay.
+between the two and a decoder's delay. Files are opened as mp4 whatever they hold, so that nothing
+in them (a playlist, a script) can name another file.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class VideoByNumber:
             raise UserError(f"{path}: no such file; copy the data set again, it is incomplete")
         self._av = _av()
         try:
-            self._container = self._av.open(str(path), "r", metadata_errors="replace")
+            self._container = self._av.open(str(path), "r", format="mp4", metadata_errors="replace")
         except (self._av.error.FFmpegError, ValueError, OSError, MemoryError) as error:
             raise UserError(f"{path}: not a readable video ({_line(error)})") from None
         try:
@@ -118,6 +119,8 @@ class VideoByNumber:
             if frame.pts < wanted:
                 continue
             if frame.pts == wanted:
+                if frame.is_corrupt:
+                    break
                 if frame.width * frame.height > MAX_PIXELS:
                     raise UserError(f"{self._path}: frames of {frame.width}x{frame.height} pixels")
                 self._last = number
@@ -149,7 +152,7 @@ def stated_frames(path: Path) -> int:
         raise UserError(f"{path}: no such file; copy the data set again, it is incomplete")
     av = _av()
     try:
-        with av.open(str(path), "r", metadata_errors="replace") as container:
+        with av.open(str(path), "r", format="mp4", metadata_errors="replace") as container:
             count = container.streams.video[0].frames if container.streams.video else 0
     except (av.error.FFmpegError, ValueError, OSError, MemoryError) as error:
         raise UserError(f"{path}: not a readable video ({_line(error)})") from None
