@@ -12,6 +12,7 @@ and `goals`; of the file, beside its episodes, under `file`.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ import numpy as np
 from vla_nav.episodes.source import EpisodeError
 from vla_nav.episodes.types import Episode, Goal, Pose
 
+MAX_DEPTH = 64  # of nested lists and objects
 _OWN_KEYS = ("episode_id", "scene_id", "start_position", "start_rotation", "reference_path")
+_LARGEST = sys.float_info.max
 _UNIT_TOLERANCE = 1e-3  # of a rotation's norm: single-precision files are off by 1e-7
 
 
@@ -50,6 +53,30 @@ def is_vector(value: Any, size: int) -> bool:
     return isinstance(value, list) and len(value) == size and all(map(_is_number, value))
 
 
+def find_fault(value: Any, key: str = "", depth: int = 0) -> tuple[str, str] | None:
+    """Key and fault of the first thing in a decoded value that nothing downstream can store."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else (key, f"is {value}; allowed: finite numbers")
+    if isinstance(value, str):
+        return None if _is_text(value) else (key, "has half a character; allowed: Unicode text")
+    if not isinstance(value, dict | list):
+        return None
+    if depth == MAX_DEPTH:
+        return key, f"is nested more than {MAX_DEPTH} deep"
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if not _is_text(name):
+                return key, f"has key {_shown(name)}; allowed: Unicode text"
+            shown = name if name.isprintable() else repr(name)
+            if fault := find_fault(item, f"{key}.{shown}" if key else shown, depth + 1):
+                return fault
+    elif not all(type(item) is int for item in value):
+        for number, item in enumerate(value):
+            if fault := find_fault(item, f"{key}[{number}]", depth + 1):
+                return fault
+    return None
+
+
 class _Reader:
     """One raw episode of a file, and errors that name it."""
 
@@ -64,7 +91,8 @@ class _Reader:
             raise self._error("", f"is {_shown(raw)}, not an object")
         self._raw = raw
         episode_id = raw.get("episode_id")
-        if type(episode_id) not in (int, str) or episode_id == "":
+        is_id = type(episode_id) in (int, str) and episode_id != ""
+        if not is_id or not str(episode_id).isprintable():
             raise self._error("episode_id", f"is {_shown(episode_id)}; allowed: integer or string")
         self._id = str(episode_id)
         self._name = f"{path}: episode {episode_id}"
@@ -80,10 +108,12 @@ class _Reader:
             metadata["goals"] = goal_rests
         if shared:
             metadata["file"] = self._shared(shared)
-        self._check_numbers(metadata)
         scene_id = raw.get("scene_id")
         if not isinstance(scene_id, str) or not scene_id:
             raise self._error("scene_id", f"is {_shown(scene_id)}; allowed: a path")
+        known = {"scene_id": scene_id, "instruction.instruction_text": text, **metadata}
+        if fault := find_fault(known):
+            raise self._error(*fault)
         rotation = self._vector(raw.get("start_rotation"), 4, "start_rotation")
         norm = math.hypot(*rotation)
         if abs(norm - 1) > _UNIT_TOLERANCE:
@@ -159,23 +189,26 @@ class _Reader:
             raise self._error(key, f"is {_shown(value)}; allowed: {size} finite numbers")
         return tuple(float(x) for x in value)
 
-    def _check_numbers(self, value: Any, key: str = "") -> None:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise self._error(key, f"is {value}; allowed: finite numbers")
-        if isinstance(value, dict):
-            for name, item in value.items():
-                self._check_numbers(item, f"{key}.{name}" if key else name)
-        elif isinstance(value, list) and not all(type(item) is int for item in value):
-            for number, item in enumerate(value):
-                self._check_numbers(item, f"{key}[{number}]")
-
     def _error(self, key: str, fault: str) -> EpisodeError:
         text = f"{self._name}: {f'key {key} ' if key else ''}{fault}"
         return EpisodeError(text, self._id, key)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= _LARGEST  # false of NaN; an integer need not fit a float
+
+
+def _is_text(value: str) -> bool:
+    """Whether UTF-8 can hold it: JSON may hold one half of a surrogate pair."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _shown(value: Any) -> str:

@@ -14,6 +14,7 @@ Locations need not replay kinematically: agents slide along obstacles. That is n
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,7 +90,7 @@ def check_ground_truth(truth: Any, episode: Episode, where: str) -> None:
         for p in locations
     ):
         raise UserError(f"{where}: key locations must be a list of points [x, y, z]")
-    if not np.isfinite(locations).all():
+    if not all(abs(x) <= sys.float_info.max for point in locations for x in point):  # NaN: false
         raise UserError(f"{where}: key locations holds a non-finite number")
     positions = align_by_forward(actions, locations, where=where)
     num_forward = truth.get("forward_steps", actions.count(MOVE_FORWARD))

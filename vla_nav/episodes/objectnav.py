@@ -27,7 +27,7 @@ from vla_nav.episodes.episode_files import (
     kind_of,
     required_file,
 )
-from vla_nav.episodes.episode_json import is_vector, parse_episode
+from vla_nav.episodes.episode_json import find_fault, is_vector, parse_episode
 from vla_nav.episodes.pointnav import with_scene_in_id
 from vla_nav.episodes.source import EpisodeError, SourceFacts
 from vla_nav.episodes.types import Camera, Embodiment, Episode, Goal
@@ -147,6 +147,8 @@ def _goals(raw: Any, where: str, key: str, episode_id: str) -> _Found:
                 raise fault(f"{at}.position", thing.get("position"), "3 finite numbers")
             goals.append(_goal(thing["position"]))
         kept = {name: value for name, value in thing.items() if name != "view_points"}
+        if wrong := find_fault(kept, at):
+            raise EpisodeError(f"{where}: key {wrong[0]} {wrong[1]}", episode_id, wrong[0])
         objects.append({**kept, "num_view_points": len(views)})
     return tuple(goals), objects
 

@@ -22,7 +22,7 @@ from vla_nav.episodes.episode_files import (
 )
 from vla_nav.episodes.source import EpisodeError, SourceFacts
 from vla_nav.episodes.types import Camera, Embodiment, Episode
-from vla_nav.episodes.vlnce import episodes_of, read_shared
+from vla_nav.episodes.vlnce import episodes_of
 
 RADIUS_M = 0.2
 BODY = Embodiment((Camera("front", 256, 256, 90.0, 1.25),), 0.1, 1.5, 10.0, 0.25, is_sliding=True)
@@ -55,8 +55,5 @@ def with_scene_in_id(episode: Episode) -> Episode:
 
 
 def _read(file: EpisodeFile, split: str) -> Iterator[Episode | EpisodeError]:
-    shared, _ = read_shared(file.path)
-    for item in episodes_of(
-        file.path, dataset="pointnav", split=split, shared=shared, default_radius_m=RADIUS_M
-    ):
+    for item in episodes_of(file.path, dataset="pointnav", split=split, default_radius_m=RADIUS_M):
         yield item if isinstance(item, EpisodeError) else with_scene_in_id(item)

@@ -66,13 +66,11 @@ def open_source(path: Path, *, split: str, role: str = "") -> EpisodeFiles:
 
 
 def _read(file: EpisodeFile, split: str) -> Iterator[Episode | EpisodeError]:
-    shared, _ = read_shared(file.path)
     yield from episodes_of(
         file.path,
         dataset="r2r_ce",
         split=split,
         role=file.role,
         gt=file.truth,
-        shared=shared,
         default_radius_m=RADIUS_M,
     )

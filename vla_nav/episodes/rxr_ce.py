@@ -23,7 +23,7 @@ from vla_nav.episodes.episode_files import (
 )
 from vla_nav.episodes.source import EpisodeError, SourceFacts
 from vla_nav.episodes.types import Camera, Embodiment, Episode
-from vla_nav.episodes.vlnce import episodes_of, read_shared
+from vla_nav.episodes.vlnce import episodes_of
 from vla_nav.errors import unknown_name
 
 ROLES = ("guide", "follower")
@@ -72,13 +72,11 @@ def _files(path: Path, split: str, role: str) -> list[EpisodeFile]:
 
 
 def _read(file: EpisodeFile, split: str) -> Iterator[Episode | EpisodeError]:
-    shared, _ = read_shared(file.path)
     yield from episodes_of(
         file.path,
         dataset="rxr_ce",
         split=split,
         role=file.role,
         gt=file.truth,
-        shared=shared,
         default_radius_m=RADIUS_M,
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_nav.episodes.entry_store import EntryStore
-from vla_nav.episodes.episode_json import parse_episode
+from vla_nav.episodes.episode_json import find_fault, parse_episode
 from vla_nav.episodes.ground_truth import check_ground_truth
 from vla_nav.episodes.json_stream import JsonFile
 from vla_nav.episodes.r2r_release import BEFORE_V1_3, HEADING_WARNING, R2RRelease, ReleaseCount
@@ -109,7 +109,12 @@ def episodes_of(
     shared: Mapping[str, Any] | None = None,
     default_radius_m: float | None = None,
 ) -> Iterator[Episode | EpisodeError]:
-    """The episodes of a file, and in the place of one that cannot be read, why."""
+    """The episodes of a file, and in the place of one that cannot be read, why.
+
+    shared: the file's other keys, where `read_shared` gave them already.
+    """
+    if shared is None:
+        shared = read_shared(path)[0]
     truths = None if gt is None else EntryStore.of_file(gt, what="ground-truth")
     try:
         for number, raw in enumerate(raw_episodes(path)):
@@ -180,10 +185,13 @@ def release_of(content: Mapping[str, Any]) -> str:
 
 
 def _joined(episode: Episode, truths: EntryStore, gt: str) -> Episode:
+    where = f"{gt}: episode {episode.episode_id}"
     text = truths.get(episode.episode_id)
     truth = None if text is None else json.loads(text)
     try:
-        check_ground_truth(truth, episode, f"{gt}: episode {episode.episode_id}")
+        check_ground_truth(truth, episode, where)
+        if fault := find_fault({**truth, "actions": None, "locations": None}):  # these are checked
+            raise UserError(f"{where}: key {fault[0]} {fault[1]}")
     except UserError as error:
         raise EpisodeError(str(error), episode.episode_id, "ground_truth") from None
     return replace(episode, metadata={**episode.metadata, "ground_truth": truth})
