@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 import warnings
+import zlib
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -112,7 +114,7 @@ def numbered_pictures(folder: Path) -> dict[int, str]:
     return dict(sorted(names.items()))
 
 
-_FAULTS = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+_FAULTS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
 
 
 def _opened(path: Path) -> Image.Image:
@@ -131,8 +133,10 @@ def _opened(path: Path) -> Image.Image:
             image = Image.open(path, formats=("JPEG", "PNG"))
     except UnidentifiedImageError:
         raise UserError(f"{path}: not a JPEG or PNG picture") from None
+    except Image.DecompressionBombError as error:
+        raise UserError(f"{path}: {error}; a picture has at most {MAX_PIXELS} pixels") from None
     width, height = image.size
     if width * height > MAX_PIXELS:
         image.close()
-        raise UserError(f"{path}: {width}x{height} pixels; a picture has at most {MAX_PIXELS}")
+        raise UserError(f"{path}: {width}x{height}; a picture has at most {MAX_PIXELS} pixels")
     return image
