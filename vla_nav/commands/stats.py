@@ -12,26 +12,34 @@ def main(cfg: DictConfig) -> int:
     from vla_nav.errors import unknown_name
     from vla_nav.files import write_json
     from vla_nav.training.data_stats import StatsOptions, data_stats
+    from vla_nav.training.stats_cost import GpuSettings
+    from vla_nav.training.stats_pictures import write_pictures
     from vla_nav.training.stats_table import stats_table
 
     options = plain(cfg.stats)
-    layouts = options.pop("layouts")
+    layouts, splits = options.pop("layouts"), options.pop("splits")
+    gpu = GpuSettings(**options.pop("gpu"))
     if layouts not in ("one", "all"):
         raise unknown_name("stats.layouts", str(layouts), ("one", "all"))
-    stats = data_stats(
-        cfg.data.path,
-        cfg.data.split,
-        model=instantiate(cfg.models),
-        encoder=encoder_keywords(cfg.vision),
-        action_space=instantiate(cfg.actions),
-        layout=tree_layout(cfg.tree),
-        supervise=cfg.tree.supervise,
-        group=cfg.tree.group,
-        every=layouts == "all",
-        options=StatsOptions(**options),
-    )
-    target = Path(cfg.paths.output_dir) / "stats.json"
-    write_json(target, stats)
-    print(stats_table(stats))
-    print(f"written to {target}")
+    folder = Path(cfg.paths.output_dir)
+    for split in splits or [cfg.data.split]:
+        stats = data_stats(
+            cfg.data.path,
+            split,
+            model=instantiate(cfg.models),
+            encoder=encoder_keywords(cfg.vision),
+            action_space=instantiate(cfg.actions),
+            layout=tree_layout(cfg.tree),
+            supervise=cfg.tree.supervise,
+            group=cfg.tree.group,
+            every=layouts == "all",
+            options=StatsOptions(**options),
+            gpu=gpu,
+            pack_tokens=cfg.training.pack_tokens,
+        )
+        target = (folder / split if splits else folder) / "stats.json"
+        write_json(target, stats)
+        pictures = write_pictures(stats, target.parent)
+        print(stats_table(stats))
+        print(f"written to {target}, beside {', '.join(path.name for path in pictures)}\n")
     return 0

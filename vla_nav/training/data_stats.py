@@ -28,6 +28,9 @@ from vla_nav.training.grouping import GROUPS, grouped
 from vla_nav.training.made_summaries import MadeSummaries, episode_paths
 from vla_nav.training.recorded_split import require_conventions
 from vla_nav.training.shapes import encoder_flops, flop_model, frame_tokens
+from vla_nav.training.stats_cost import GpuSettings, epoch_cost
+from vla_nav.training.stats_pictures import histogram
+from vla_nav.training.stats_verdict import verdict
 from vla_nav.tree import (
     FlopModel,
     Layout,
@@ -45,7 +48,8 @@ class StatsOptions:
     """What is counted. max_episodes: at most so many, evenly spread over the split; None for all.
 
     frame_tokens, pooled_tokens: tokens of one image instead of the encoder's own. role, turn_deg:
-    of an episode file. summary_tokens, summary_steps: see `MadeSummaries`.
+    of an episode file. summary_tokens, summary_steps: see `MadeSummaries`. format: of the data,
+    None finds it. worth_from: the least FLOP bound that is called worth packing.
     """
 
     max_episodes: int | None = None
@@ -55,6 +59,8 @@ class StatsOptions:
     turn_deg: float = 15.0
     summary_tokens: int = 32
     summary_steps: int = 8
+    format: str | None = None
+    worth_from: float = 1.5
 
     def __post_init__(self) -> None:
         for name, least in (("max_episodes", 1), ("summary_tokens", 1), ("summary_steps", 1)):
@@ -62,6 +68,8 @@ class StatsOptions:
             if value is not None and value < least:
                 remedy = ", or null for all" if name == "max_episodes" else ""
                 raise UserError(f"stats.{name}={value}: allowed: {least} and more{remedy}")
+        if not self.worth_from >= 1:
+            raise UserError(f"stats.worth_from={self.worth_from}: allowed: 1 and more")
 
     @property
     def summaries(self) -> MadeSummaries:
@@ -70,12 +78,14 @@ class StatsOptions:
 
 
 class Counted(NamedTuple):
-    """The counts of one layout: all trees added up, and the tokens of each."""
+    """The counts of one layout: all trees added up, the tokens of each, and those of the longest
+    path of each, added up."""
 
     layout: Layout
     group: str
     total: TreeStats
     lengths: Sequence[int]
+    num_chain: int
 
 
 def data_stats(
@@ -90,11 +100,14 @@ def data_stats(
     group: str = "episode",
     every: bool = False,
     options: StatsOptions | None = None,
+    gpu: GpuSettings | None = None,
+    pack_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """Plain values: counts, POR, token and FLOP bound, episode lengths, parameters.
+    """Plain values: counts, POR, token and FLOP bound, lengths, parameters, cost and verdict.
 
-    every: also one row per layout (key `layouts`), with the sizes of `layout`. Raises `UserError`
-    for data that is not there or does not fit, and for impossible options.
+    every: also one row per layout (key `layouts`), with the sizes of `layout`. gpu: what the cost
+    is given for. pack_tokens: the token budget of a pack, to tell which trees are longer. Raises
+    `UserError` for data that is not there or does not fit, and for impossible options.
     """
     options = options or StatsOptions()
     episodes = open_episodes(
@@ -104,6 +117,7 @@ def data_stats(
         prompt=model.prompt,
         role=options.role,
         turn_deg=options.turn_deg,
+        format=options.format,
     )
     if not len(episodes):
         raise UserError(f"{episodes.root}: holds no episode")
@@ -128,8 +142,11 @@ def data_stats(
     steps = episodes.num_steps[np.concatenate(chosen)]
     found: dict[str, Any] = {
         "data": str(episodes.root),
+        "split": split,
+        "split_episodes": len(episodes),
         "data_fingerprint": episodes.fingerprint(),
         "layout": asdict(layout) | {"supervise": supervise, "group": group},
+        "layout_name": layout.name,
         "actions": action_space.name,
         "decision": str(action_space.decision),
         "frame_tokens": tokens.full,
@@ -139,6 +156,12 @@ def data_stats(
         "steps_per_episode": float(steps.mean()),
         **_row(main, flops),
         "flops_per_episode": _flops(main.total, flops) / len(steps),
+        "chain_share": main.num_chain / main.total.num_tree_tokens,
+        "pack_tokens": pack_tokens,
+        "trees_longer_than_a_pack": sum(
+            length > (pack_tokens or length) for length in main.lengths
+        ),
+        "lengths": {"steps": histogram(steps.tolist()), "tokens": histogram(main.lengths)},
         "parameters": {
             "backbone_matrices": flops.linear_parameters,
             "head": flops.head_parameters,
@@ -158,6 +181,12 @@ def data_stats(
                 )
                 about = {"layout": wanted.name, "group": way}
                 found["layouts"].append(about | _row(counted, flops))
+    epoch = found["flops_per_episode"] * len(episodes)
+    flat = epoch * found["flop_bound_with_vision"]
+    found["cost"] = epoch_cost(epoch, flat, gpu or GpuSettings())
+    said = verdict(found, worth_from=options.worth_from)
+    found["verdict"] = {"kind": said.kind, "is_worth_packing": said.is_worth_packing}
+    found["verdict"]["text"] = said.text
     return found
 
 
@@ -188,7 +217,7 @@ def _count(
     supervise: str,
     options: StatsOptions,
 ) -> Counted:
-    parts, lengths = [], []
+    parts, lengths, num_chain = [], [], 0
     for members in chosen:
         paths, num_frames = episode_paths(
             builder,
@@ -199,9 +228,11 @@ def _count(
         if not paths:
             name = "/".join(episodes[members[0]].key)
             raise UserError(f"{episodes.root}: episode {name} has no step with an expert label")
-        parts.append(tree_stats(PrefixTree.from_paths(paths, num_frames=num_frames)))
+        tree = PrefixTree.from_paths(paths, num_frames=num_frames)
+        parts.append(tree_stats(tree))
         lengths.append(parts[-1].num_tree_tokens)
-    return Counted(layout, group, total_stats(parts), lengths)
+        num_chain += int(tree.position_ids.max()) + 1
+    return Counted(layout, group, total_stats(parts), lengths, num_chain)
 
 
 def _row(counted: Counted, flops: FlopModel) -> dict[str, Any]:

@@ -13,23 +13,26 @@ episodes of one trajectory share their frames. Enough for counting and drawing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vla_nav.actions.decisions import DecisionRule, cut
+from vla_nav.actions.decisions import DecisionRule
+from vla_nav.actions.ground_truth_steps import walked
 from vla_nav.actions.types import ActionSpace
-from vla_nav.episodes.ground_truth import ground_truth_poses
+from vla_nav.episodes.formats import open_source
 from vla_nav.episodes.lerobot_layout import Conventions
 from vla_nav.episodes.lerobot_reader import LeRobotDataset
-from vla_nav.episodes.types import Camera, Embodiment, Episode, ExpertLabel, Step
+from vla_nav.episodes.types import Episode
 from vla_nav.episodes.vlnce import read_vlnce
 from vla_nav.errors import UserError
 from vla_nav.files import file_digest
 from vla_nav.models.prompt import PromptConfig
 from vla_nav.training.recorded_split import open_recorded
+from vla_nav.training.source_episodes import SourceEpisodes, counted_body, with_frame_names
 
 _STEP_M = 0.25  # of every VLN-CE data set
 
@@ -61,9 +64,7 @@ class EpisodeFile:
                 f"{self._truth}: no ground-truth actions for {file.name}, so the lengths of its "
                 "episodes are unknown; take a split that has them, or record it (vla-nav record)"
             )
-        names = prompt.cameras or tuple(getattr(action_space, "cameras", ())) or ("front",)
-        cameras = tuple(Camera(name, 224, 224, 90.0, 1.25, 0.0, prompt.depth) for name in names)
-        self.embodiment = Embodiment(cameras, 0.1, 1.5, turn_deg, _STEP_M, is_sliding=True)
+        self.embodiment = counted_body(action_space, prompt, turn_deg, _STEP_M)
         self._rule = DecisionRule.parse(action_space.decision)
         self.conventions = Conventions("vlnce", split, self.embodiment, str(self._rule))
         read = read_vlnce(
@@ -107,34 +108,9 @@ class EpisodeFile:
 
     def _walked(self, episode: Episode) -> Episode:
         """The episode with one step per decision, each labelled with what was done."""
-        poses = ground_truth_poses(episode, turn_deg=self.embodiment.turn_deg)
-        left = tuple(episode.metadata["ground_truth"]["actions"])
-        walk = episode.metadata.get("trajectory_id", episode.episode_id)
-        place, steps = 0, []
-        while left:
-            decision = cut(left, self._rule)
-            label = ExpertLabel(decision, poses[place + 1 : place + 1 + len(decision)])
-            frames = {
-                stream: f"{episode.scene_id}/{walk}/{place}/{stream}"
-                for camera in self.embodiment.cameras
-                for stream in (camera.name, *([f"{camera.name}.depth"] * camera.has_depth))
-            }
-            steps.append(Step(poses[place], frames, decision, (label,)))
-            place, left = place + len(decision), left[len(decision) :]
-        return Episode(
-            dataset=episode.dataset,
-            split=episode.split,
-            role=episode.role,
-            episode_id=episode.episode_id,
-            scene_id=episode.scene_id,
-            instruction=episode.instruction,
-            start_pose=episode.start_pose,
-            goals=episode.goals,
-            reference_path=episode.reference_path,
-            embodiment=self.embodiment,
-            steps=tuple(steps),
-            metadata={k: v for k, v in episode.metadata.items() if k == "trajectory_id"},
-        )
+        made = walked(episode, self._rule, turn_deg=self.embodiment.turn_deg)
+        kept = {k: v for k, v in episode.metadata.items() if k == "trajectory_id"}
+        return replace(with_frame_names(made, self.embodiment), metadata=kept)
 
 
 def open_episodes(
@@ -145,23 +121,24 @@ def open_episodes(
     prompt: PromptConfig,
     role: str = "",
     turn_deg: float = 15.0,
-) -> LeRobotDataset | EpisodeFile:
-    """The recorded split, or where there is none the episode file of that split.
+    format: str | None = None,
+) -> LeRobotDataset | EpisodeFile | SourceEpisodes:
+    """The recorded split, or where there is none the episode file of that split, or else whatever
+    format `data_path` has.
 
-    Raises `UserError` naming both places where neither is there.
+    format: by name (`vla_nav.episodes.formats`); None: found. Raises `UserError` naming the places
+    where nothing is.
     """
     recorded = Path(data_path) / "recorded" / split
-    if recorded.is_dir():
+    is_file = find_episode_file(data_path, split, role) is not None
+    if recorded.is_dir() and format in (None, "recorded"):
         return open_recorded(data_path, split)
-    if find_episode_file(data_path, split, role) is None:
-        name = f"{split}_{role}" if role else split
-        raise UserError(
-            f"{data_path}: no recorded/{split}, and no {split}/{name}.json.gz either; record the "
-            "split (vla-nav record), or name the folder of an episode file with its _gt file"
+    if is_file and format in (None, "r2r_ce", "rxr_ce"):
+        return EpisodeFile(
+            data_path, split, action_space=action_space, prompt=prompt, role=role, turn_deg=turn_deg
         )
-    return EpisodeFile(
-        data_path, split, action_space=action_space, prompt=prompt, role=role, turn_deg=turn_deg
-    )
+    source = open_source(data_path, split=split, format=format, role=role)
+    return SourceEpisodes(source, action_space=action_space, prompt=prompt, turn_deg=turn_deg)
 
 
 def find_episode_file(data_path: str | Path, split: str, role: str = "") -> Path | None:

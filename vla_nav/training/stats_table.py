@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vla_nav.training.stats_cost import hours_text
+
 
 def stats_table(stats: Mapping[str, Any]) -> str:
     """The numbers as aligned tables for people."""
@@ -38,12 +40,33 @@ def stats_table(stats: Mapping[str, Any]) -> str:
         ("FLOP bound", f"{stats['flop_bound']:.2f} x"),
         ("  encoder in step", f"{stats['flop_bound_with_vision']:.2f} x"),
         ("FLOPs per episode", f"{stats['flops_per_episode']:.3g} forward and backward"),
+        ("an epoch", _epoch(stats)),
     ]
+    if stats["trees_longer_than_a_pack"]:
+        rows.append(
+            (
+                "longer than a pack",
+                f"{stats['trees_longer_than_a_pack']:,} trees; training.pack_tokens is "
+                f"{stats['pack_tokens']:,}, the longest tree has {lengths['max']:,}",
+            )
+        )
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
     if "layouts" in stats:
         lines += ["", layouts_table(stats["layouts"])]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", stats["verdict"]["text"]])
+
+
+def _epoch(stats: Mapping[str, Any]) -> str:
+    """What an epoch of the whole split costs."""
+    cost = stats["cost"]
+    gpu = cost["gpu"]
+    return (
+        f"{cost['flops_per_epoch']:.3g} FLOPs, {stats['split_episodes']:,} episodes: "
+        f"{hours_text(cost['gpu_hours_per_epoch'])} of one {gpu['name']} "
+        f"({gpu['peak_tflops']:g} TFLOP/s, {gpu['mfu']:g} MFU); flat paths "
+        f"{hours_text(cost['gpu_hours_per_epoch_flat'])}"
+    )
 
 
 def layouts_table(rows: Sequence[Mapping[str, Any]]) -> str:
