@@ -59,7 +59,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
         ),
         "D105": Code(
             "warning",
-            "start headings are off the first edge of the path by one same angle",
+            "start headings differ from the path's first edge by one same angle, or in sign",
             "check the order (xyzw), the sign of the yaw and the axes (+Y up, -Z forward)",
         ),
         "D106": Code(

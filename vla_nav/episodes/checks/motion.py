@@ -65,7 +65,11 @@ class MotionCheck:
         """Findings over all episodes; facts for the report."""
         turn = self._compare_turn()
         step = self._compare_step()
-        if self._num_wrong_starts > max(2, _WRONG_HEADING_SHARE * self._num_starts):
+        is_turn_right = self._turn_deg is None or (
+            turn is not None and abs(turn - self._turn_deg) <= _TURN_TOLERANCE_DEG
+        )  # a wrong one leads astray by itself
+        is_many = self._num_wrong_starts > max(2, _WRONG_HEADING_SHARE * self._num_starts)
+        if is_many and is_turn_right:
             assert self._wrong_start is not None
             episode, off = self._wrong_start
             text = (

@@ -4,7 +4,8 @@
     read from     [w, x, y, z] = [cos a/2, 0, sin a/2, 0]: x and z hold what y and w should
 
 A start heading need not look along the path (R2R's are about uniform). But where most differ from
-the first edge of their path by one same angle that is not 0, an axis or a sign is wrong.
+the first edge of their path by one same angle that is not 0, or agree with it once negated, an axis
+or a sign is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _LEVEL_TOLERANCE = 1e-3  # of x and z in a level rotation
 _MIN_EDGE_M = 0.2  # shorter first edges have no direction
 _MIN_EPISODES = 20
 _MIN_CONCENTRATION = 0.5  # mean resultant length; 0 uniform, 1 all equal
-_MAX_MEAN_OFF_DEG = 20.0
+_MAX_MEAN_OFF_DEG = 45.0  # wrong axes are off by 90 or 180; curved starts by less
 _MAX_NUMBERS = 100_000  # of one metadata entry that are looked at
 _DEPTH = 16
 
@@ -35,7 +36,7 @@ class PoseCheck:
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
         self._num_edges = 0
-        self._sum = 0j
+        self._sum = self._sum_negated = 0j
 
     def see(self, episode: Episode) -> None:
         """Look at one episode."""
@@ -49,10 +50,13 @@ class PoseCheck:
         """Findings over all episodes; facts for the report."""
         if self._num_edges < _MIN_EPISODES:
             return {}
-        mean = self._sum / self._num_edges
+        mean, negated = self._sum / self._num_edges, self._sum_negated / self._num_edges
         degrees = math.degrees(cmath.phase(mean))
         if abs(mean) >= _MIN_CONCENTRATION and abs(degrees) > _MAX_MEAN_OFF_DEG:
             text = f"{degrees:.0f} degrees to the left on average, concentration {abs(mean):.2f}"
+            self._tally.add_whole("D105", "start_rotation", text, count=self._num_edges)
+        elif abs(negated) >= 2 * max(abs(mean), _MIN_CONCENTRATION / 2):
+            text = f"negated yaws agree with the paths (concentration {abs(negated):.2f})"
             self._tally.add_whole("D105", "start_rotation", text, count=self._num_edges)
         return {"heading_off_path_deg": round(degrees, 1), "concentration": round(abs(mean), 3)}
 
@@ -90,10 +94,11 @@ class PoseCheck:
             return
         dx, _, dz = (path[1] - path[0]).tolist()
         if math.hypot(dx, dz) >= _MIN_EDGE_M:
-            off = heading_of(dx, dz) - episode.start_pose.yaw_rad
-            if math.isfinite(off):
+            edge, yaw = heading_of(dx, dz), episode.start_pose.yaw_rad
+            if math.isfinite(edge) and math.isfinite(yaw):
                 self._num_edges += 1
-                self._sum += cmath.exp(1j * off)
+                self._sum += cmath.exp(1j * (edge - yaw))
+                self._sum_negated += cmath.exp(1j * (edge + yaw))
 
 
 def non_finite(value: Any, key: str, depth: int = 0) -> str:
