@@ -12,6 +12,7 @@ and `goals`; of the file, beside its episodes, under `file`.
 from __future__ import annotations
 
 import math
+import reprlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ from vla_nav.episodes.source import EpisodeError
 from vla_nav.episodes.types import Episode, Goal, Pose
 
 MAX_DEPTH = 64  # of nested lists and objects
+_SHORT = reprlib.Repr()  # in bounded time, however large or deep the value
+_SHORT.maxstring = _SHORT.maxother = 60
 _OWN_KEYS = ("episode_id", "scene_id", "start_position", "start_rotation", "reference_path")
 _LARGEST = sys.float_info.max
 _UNIT_TOLERANCE = 1e-3  # of a rotation's norm: single-precision files are off by 1e-7
@@ -212,5 +215,4 @@ def _is_text(value: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    text = "missing" if value is None else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return "missing" if value is None else _SHORT.repr(value)

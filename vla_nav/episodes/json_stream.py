@@ -8,7 +8,8 @@
                 shared[key] = file.value()        decoded whole
 
 What is not asked for is checked and skipped. Memory: one value (at most `MAX_VALUE_CHARS`) and one
-block. Values are decoded by the standard library, so they are what `json.loads` gives.
+block. A file that expands to more than `MAX_EXPANSION` times its size is refused. Values are
+decoded by the standard library, so they are what `json.loads` gives.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ import pyarrow as pa
 from vla_nav.errors import UserError
 
 MAX_VALUE_CHARS = 2**25  # of one episode or one shared entry; the largest seen have about 10^6
+MAX_EXPANSION = 200  # of a compressed file, beyond its first 64 MiB; episode files expand tenfold
+_FREE_BYTES = 2**26
 _BLOCK_BYTES = 2**20
 _NEAR_END = 32  # a literal or escape that the window cuts has its error this near to the end
+_CUT_NUMBER = 3  # "1e+" cut from "1e+5" decodes as 1 with this much left over
 _SPACE = re.compile(r"[ \t\n\r]*")
 _GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _DAMAGE = (EOFError, zlib.error, OSError, pa.ArrowException)  # BadGzipFile is an OSError
@@ -41,8 +45,15 @@ class JsonFile:
     that is too large.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        block_bytes: int = _BLOCK_BYTES,
+        max_value_chars: int = MAX_VALUE_CHARS,
+    ) -> None:
         self.path = Path(path)
+        self._block_bytes, self._max_chars = block_bytes, max_value_chars
         self._raw = _open(self.path)
         try:
             self._bytes = _decompressed(self._raw)
@@ -52,6 +63,7 @@ class JsonFile:
         self._utf8 = codecs.getincrementaldecoder("utf-8-sig")()
         self._scan = json.JSONDecoder().raw_decode
         self._text, self._at, self._passed = "", 0, 0  # window, place in it, characters before it
+        self._left_bytes = max(_FREE_BYTES, MAX_EXPANSION * self.path.stat().st_size)
         self._is_end = False
         self._is_due = False  # the value after a key was announced and not yet taken
 
@@ -70,8 +82,8 @@ class JsonFile:
             blank, self._at = blank + end - self._at, end
             if end < len(self._text):
                 return self._text[end]
-            if blank > MAX_VALUE_CHARS:
-                raise self._error(f"has more than {MAX_VALUE_CHARS} blanks in a row")
+            if blank > self._max_chars:
+                raise self._error(f"has more than {self._max_chars} blanks in a row")
             if not self._more():
                 return ""
 
@@ -140,7 +152,7 @@ class JsonFile:
         while True:
             try:
                 value, end = self._scan(self._text, self._at)
-                if end < len(self._text) or self._is_end:
+                if len(self._text) - end > _CUT_NUMBER or self._is_end:
                     text, self._at = self._text[self._at : end], end
                     return value, text
             except json.JSONDecodeError as error:
@@ -151,8 +163,8 @@ class JsonFile:
                     raise self._error(f"not valid JSON ({error.msg})", error.pos) from None
             except (RecursionError, ValueError) as error:  # nested too deep; digits without end
                 raise self._error(f"not valid JSON ({error})") from None
-            if len(self._text) - self._at > MAX_VALUE_CHARS:
-                raise self._error(f"a value has more than {MAX_VALUE_CHARS} characters")
+            if len(self._text) - self._at > self._max_chars:
+                raise self._error(f"a value has more than {self._max_chars} characters")
             self._more()
 
     def _take(self, sign: str) -> None:
@@ -174,7 +186,7 @@ class JsonFile:
             return False
         left = self._text[self._at :]
         try:
-            data = self._bytes.read(max(_BLOCK_BYTES, len(left)))
+            data = self._bytes.read(max(self._block_bytes, len(left)))
             added = self._utf8.decode(data, final=not data)
         except UnicodeDecodeError as error:
             raise self._error(f"not valid JSON ({error})") from None
@@ -182,6 +194,12 @@ class JsonFile:
             raise UserError(
                 f"{self.path}: damaged or cut short ({error}); copy or download it again"
             ) from None
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            raise UserError(
+                f"{self.path}: expands to more than {MAX_EXPANSION} times its size; no episode "
+                "file does: download it again, or unpack it first if it is right"
+            )
         self._passed += self._at
         self._text, self._at, self._is_end = left + added, 0, not data
         return True
