@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -202,11 +202,11 @@ def _decision(file: Path, number: int, record: dict[str, Any]) -> Decision:
         if not isinstance(text, str):
             raise fault(file, who, key, text, "text")
     frames = record.get("frames")
-    if not isinstance(frames, list) or not all(isinstance(name, str) for name in frames):
+    if not isinstance(frames, list) or set(map(type, frames)) - {str}:
         raise fault(file, who, "frames", frames, "a list of paths")
     if not 1 <= len(frames) <= MAX_FRAMES:
         raise fault(file, who, "frames", f"{len(frames)} paths", f"1 to {MAX_FRAMES}")
-    video = str(PurePosixPath(frames[-1]).parent)
+    video = frames[-1].rpartition("/")[0]
     step = video_id.removeprefix(f"{video}-")
     rest = {key: value for key, value in record.items() if key not in _OWN_KEYS}
     is_numbered = step.isascii() and step.isdigit() and len(step) < 10

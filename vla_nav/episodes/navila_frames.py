@@ -7,6 +7,7 @@ Human's pictures (0001.jpg ..., one a second of a video) have no number of a vid
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -30,8 +31,8 @@ class Pictures:
     def of(self, frames: Sequence[str]) -> dict[str, str]:
         """Name in the annotations -> frame key, of the pictures that are there."""
         keys: dict[str, str] = {}
-        for video in dict.fromkeys(str(PurePosixPath(name).parent) for name in frames):
-            keys |= self._of_video(video, [f for f in frames if f.startswith(f"{video}/")])
+        for video in dict.fromkeys(name.rpartition("/")[0] for name in frames):
+            keys |= self._of_video(video, [f for f in frames if f.rpartition("/")[0] == video])
         return keys
 
     def video(self, name: str) -> str | None:
@@ -46,14 +47,13 @@ class Pictures:
         for folder in self._folders:
             path = inside(self._root, str(PurePosixPath(folder, video)), what="video")
             if path.is_dir():
-                there = {p.name for p in path.iterdir() if p.suffix.lower() in SUFFIXES}
+                there = {name for name in os.listdir(path) if name.lower().endswith(SUFFIXES)}
+                before = f"{folder}/" if folder else ""
                 return {
-                    name: str(PurePosixPath(folder, name))
-                    for name in frames
-                    if PurePosixPath(name).name in there
+                    name: f"{before}{name}" for name in frames if name.rpartition("/")[2] in there
                 }
         key = self.video(f"{video}.mp4")
-        numbers = {name: _NUMBERED.fullmatch(PurePosixPath(name).name) for name in frames}
+        numbers = {name: _NUMBERED.fullmatch(name.rpartition("/")[2]) for name in frames}
         return {n: f"{key}#{int(at[1])}" for n, at in numbers.items() if key and at}
 
 
