@@ -10,7 +10,7 @@ No convention is guessed: a format that does not state its turn angle needs it f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,7 @@ from vla_nav.episodes.scenes import resolve_scene
 from vla_nav.episodes.source import EpisodeSource
 from vla_nav.episodes.types import Embodiment, Episode
 from vla_nav.errors import UserError, unknown_name
+from vla_nav.evaluation.source_body import StatedBody, source_body
 from vla_nav.files import read_json
 from vla_nav.simulators.mesh import MeshSimulator
 
@@ -37,7 +38,7 @@ class ConvertSettings:
 
     steps: "recorded", or "ground_truth" for episode files. decision: rule of the steps; None: the
     source's own, or the one its steps obey. render: keywords of the simulator, None for recorded
-    pixels. embodiment: of the data; None: the one that the source states.
+    pixels. embodiment: of the data; None: what the source states, and `body` adds.
     """
 
     path: str
@@ -51,6 +52,7 @@ class ConvertSettings:
     decision: str | None = None
     storage: str = "png"
     embodiment: Embodiment | None = None
+    body: StatedBody = field(default_factory=StatedBody)
     render: Mapping[str, Any] | None = None
     scenes: str = ""
 
@@ -91,9 +93,7 @@ class ConvertJob(NamedTuple):
 def convert_job(settings: ConvertSettings, source: EpisodeSource, found: Plan) -> ConvertJob:
     """The conventions of the data set that is to be; `UserError` where the source states none."""
     facts = source.facts
-    body = settings.embodiment or facts.embodiment
-    if body is None:
-        raise _not_stated(source)
+    body = _body(settings, source)
     for key in ("turn_deg", "step_m"):
         stated, wanted = getattr(facts, key), getattr(body, key)
         if stated is not None and abs(stated - wanted) > 1e-6:
@@ -158,16 +158,29 @@ def opened(settings: ConvertSettings, *, is_again: bool = False) -> EpisodeSourc
     return _open_at(settings.path, settings.split, settings.format, settings.role)
 
 
-def source_episodes(settings: ConvertSettings) -> Iterator[Episode]:
-    """The source's episodes as they are to be written, but for their frames."""
+def source_episodes(
+    settings: ConvertSettings, left_out: list[tuple[EpisodeKey, str]]
+) -> Iterator[Episode]:
+    """The source's episodes as they are to be written, but for their frames.
+
+    left_out: is given the episodes of which no steps can be made, with the reasons.
+    """
     source = opened(settings)
     rule = DecisionRule.parse(settings.decision or "primitive")
-    turn_deg = settings.embodiment.turn_deg if settings.embodiment else source.facts.turn_deg
+    stated = settings.embodiment or settings.body
+    turn_deg = stated.turn_deg if source.facts.turn_deg is None else source.facts.turn_deg
     for episode in islice(source, settings.num_episodes):
         if settings.steps == "ground_truth" and not episode.steps:
             if turn_deg is None:
-                raise _not_stated(source)
-            episode = walked(episode, rule, turn_deg=turn_deg)
+                raise UserError(
+                    f"{source.root}: a {source.facts.format} data set does not state turn_deg; "
+                    "give convert.body.turn_deg=..."
+                )
+            try:
+                episode = walked(episode, rule, turn_deg=turn_deg)
+            except UserError as error:
+                left_out.append((episode.key, str(error)))
+                continue
         if settings.dataset is not None:
             episode = replace(episode, dataset=settings.dataset)
         yield episode
@@ -178,15 +191,13 @@ def episodes_left(
 ) -> Iterator[Episode]:
     """The planned episodes that no part holds, each once."""
     waiting = set(found.order).difference(before)
-    for episode in source_episodes(settings):
+    for episode in source_episodes(settings, []):
         if episode.key in waiting:
             waiting.remove(episode.key)
             yield episode
 
 
-def _not_stated(source: EpisodeSource) -> UserError:
-    return UserError(
-        f"{source.root}: a {source.facts.format} data set does not state its turn angle, step and "
-        "cameras; give them as simulators.embodiment.turn_deg=..., .step_m=..., .cameras=[...] "
-        "and set convert.embodiment=simulators"
-    )
+def _body(settings: ConvertSettings, source: EpisodeSource) -> Embodiment:
+    if settings.embodiment is not None:
+        return settings.embodiment
+    return source_body(source, settings.body, source)

@@ -39,6 +39,7 @@ from vla_nav.evaluation.convert_job import (
 from vla_nav.evaluation.process_units import progress_bar, run_units
 from vla_nav.evaluation.rendered_frames import RenderedFrames, posed
 from vla_nav.evaluation.setup import embodiment_of
+from vla_nav.evaluation.source_body import StatedBody
 from vla_nav.files import locked, read_json, require_free_space
 from vla_nav.simulators.mesh import MeshSimulator
 
@@ -95,6 +96,7 @@ def convert_from(config: Mapping[str, Any]) -> int:
         decision=options["decision"],
         storage=options["storage"],
         embodiment=embodiment_of(simulators) if options["embodiment"] == "simulators" else None,
+        body=StatedBody(**options["body"]),
         render=simulators["options"] if options["render"] else None,
         scenes=data["scenes"],
     )
@@ -114,7 +116,9 @@ def convert(settings: ConvertSettings, *, num_workers: int = 0) -> ConvertSummar
     if Path(source.root).resolve() == root.resolve():
         raise UserError(f"{root}: is the source itself; name another folder as convert.to")
     before = completed_episodes(root)
-    found = plan(source_episodes(settings), done=before)
+    left_out: list[tuple[EpisodeKey, str]] = []
+    found = plan(source_episodes(settings, left_out), done=before)
+    found = replace(found, skipped=(*found.skipped, *left_out))
     if not found.order:
         raise _nothing(source, found)
     job = convert_job(settings, source, found)
