@@ -249,6 +249,17 @@ def label_with_a_pose_too_few() -> ListSource:
     return one_of(with_step(RECORDED[7], 3, labels=(label,)), base=RECORDED)
 
 
+@fault("D221")
+def records_that_contradict_one_another() -> ListSource:
+    return one_of(with_metadata(RECORDED[7], conflicts=[[3, "turn left 15 degree"]]), base=RECORDED)
+
+
+@fault("D222")
+def turns_of_an_unknown_angle() -> ListSource:
+    made = [with_metadata(e, poses="dead_reckoned") for e in RECORDED]
+    return ListSource(made, UNSTATED, frames=PaintedFrames())
+
+
 # Geometry --------------------------------------------------------------------------------------
 
 
@@ -316,11 +327,15 @@ def episode_of_another_split() -> ListSource:
     return one_of(replace(PLAIN[7], split="train"))
 
 
-@fault("D404", NUM + 1)  # the one, and the set that it is in
-def follower_among_guides() -> ListSource:
+@fault("D404", also="D411")
+def guide_read_as_a_follower() -> ListSource:
     info = {**PLAIN[7].metadata["info"], "role": "guide"}
-    made = one_of(with_metadata(replace(PLAIN[7], role="follower"), info=info))
-    return made
+    return one_of(with_metadata(replace(PLAIN[7], role="follower"), info=info))
+
+
+@fault("D411", NUM)
+def guides_and_followers() -> ListSource:
+    return one_of(replace(PLAIN[7], role="follower"))
 
 
 @fault("D405")
@@ -472,7 +487,7 @@ def test_dead_reckoned_poses_prove_nothing_about_the_turn_angle() -> None:
     made = [with_metadata(e, poses="dead_reckoned") for e in RECORDED]
     report = check_source(ListSource(made, UNSTATED, frames=PaintedFrames()))
     assert report.facts["inferred_turn_deg"] is None
-    assert codes(report) == {"D602"}
+    assert codes(report) == {"D222", "D602"}
 
 
 def test_leaks_between_splits_are_found() -> None:
@@ -493,6 +508,23 @@ def test_duplicates_are_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(identity.IdentityCheck.__init__, "__kwdefaults__", {"max_keys": 10})
     assert codes(check_source(ListSource([*PLAIN, PLAIN[20]]))) == {"D410", "D602"}
     assert "D401" in codes(check_source(ListSource([*PLAIN[:8], PLAIN[2]])))
+
+
+def test_frames_without_actions_are_no_missing_stop(scenes: Path) -> None:
+    def watched(plain: Episode) -> Episode:
+        steps = tuple(replace(step, executed=(), labels=()) for step in plain.steps)
+        return with_metadata(replace(plain, steps=steps), poses="unknown")
+
+    report = check_source(
+        ListSource([watched(e) for e in RECORDED], frames=PaintedFrames()), scenes=scenes
+    )
+    assert codes(report) == {"D202"}
+
+
+@pytest.mark.parametrize("key", ["surplus_frames", "picture_gaps", "missing_video"])
+def test_what_readers_count_of_frames_is_a_finding(key: str, scenes: Path) -> None:
+    changed = with_metadata(RECORDED[7], **{key: 2})
+    assert codes(check_source(one_of(changed, base=RECORDED), scenes=scenes)) == {"D501"}
 
 
 def test_two_instructions_of_one_video_are_no_overlap(scenes: Path) -> None:

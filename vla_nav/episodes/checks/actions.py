@@ -1,4 +1,4 @@
-"""Checks of actions and labels by themselves: D201 to D205, D215 to D220, D308.
+"""Checks of actions and labels by themselves: D201 to D205, D215 to D221, D308.
 
 Axis legend: A actions.
 """
@@ -110,6 +110,8 @@ class ActionCheck:
         unparsed = episode.metadata.get("unparsed")
         if unparsed:
             self._tally.add("D216", episode, "metadata.unparsed", unparsed)
+        if conflicts := episode.metadata.get("conflicts"):
+            self._tally.add("D221", episode, "metadata.conflicts", conflicts)
         num_empty, has_stop = 0, False
         for number, step in enumerate(episode.steps):
             num_empty += not step.labels
@@ -121,7 +123,7 @@ class ActionCheck:
         if num_empty:
             text = f"{num_empty} of {len(episode.steps)} steps"
             self._tally.add("D218", episode, "steps.labels", text)
-        if episode.steps and not has_stop:
+        if num_empty < len(episode.steps) and not has_stop:
             self._tally.add("D219", episode, "steps.labels", "no label begins with STOP")
 
     def _prior(self, total: int) -> None:

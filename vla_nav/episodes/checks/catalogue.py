@@ -164,6 +164,16 @@ CODES: Mapping[str, Code] = MappingProxyType(
             "a label has not one pose per primitive",
             "label again: the poses are those after each primitive",
         ),
+        "D221": Code(
+            "warning",
+            "two records of one step teach different actions",
+            "keep the right one; both are contradictory targets of one state",
+        ),
+        "D222": Code(
+            "warning",
+            "the turn angle is neither stated nor to be seen: there are turns but no poses",
+            "ask who made the data; convert and evaluate with that angle",
+        ),
         # Geometry
         "D301": Code(
             "error",
@@ -177,7 +187,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
         ),
         "D303": Code(
             "info",
-            "every goal is on another floor than the start",
+            "every goal is 1.5 m or more above or below the start: another floor or level",
             "nothing to mend; look at maps per floor",
         ),
         "D304": Code(
@@ -198,7 +208,7 @@ CODES: Mapping[str, Code] = MappingProxyType(
         "D307": Code(
             "info",
             "episodes have no goals: success cannot be computed here",
-            "send results to the benchmark's server, or use a split with goals",
+            "use a split with goals, or send results to the benchmark's server",
         ),
         "D308": Code(
             "warning",
@@ -223,8 +233,8 @@ CODES: Mapping[str, Code] = MappingProxyType(
         ),
         "D404": Code(
             "error",
-            "guide and follower episodes are mixed, or an episode is of another role than stated",
-            "read one role with its own gt: set data.role",
+            "an episode is of another role than it is read as",
+            "use the file and the gt of the role that was asked for",
         ),
         "D405": Code(
             "warning",
@@ -256,10 +266,15 @@ CODES: Mapping[str, Code] = MappingProxyType(
             "duplicates and leaks were looked for among the first episodes only, to bound memory",
             "check the set in parts",
         ),
+        "D411": Code(
+            "warning",
+            "several roles (guide, follower) are in one set",
+            "report per role: set data.role; gt files of roles are not interchangeable",
+        ),
         # Frames
         "D501": Code(
             "error",
-            "frames and steps do not match: a step lacks a frame of a camera",
+            "frames and steps do not match: a step lacks a frame, or frames are left over",
             "copy the missing images, or leave the episode out",
         ),
         "D502": Code(

@@ -12,6 +12,7 @@ _FAULTS = (  # start of the key, phrase of the message, code
     ("ground_truth", "from the episode's start_position", "D203"),
     ("ground_truth", "locations do not fit", "D204"),
     ("ground_truth", "key forward_steps", "D204"),
+    ("ground_truth", "list of points", "D204"),
     ("ground_truth", "has STOP before the end", "D205"),
     ("ground_truth", "key actions must be", "D217"),
     ("ground_truth", "non-finite", "D104"),

@@ -70,6 +70,9 @@ class FrameCheck:
             self._bodies.add(body)
 
     def _frames(self, episode: Episode) -> None:
+        for key in ("surplus_frames", "picture_gaps", "missing_video"):
+            if value := episode.metadata.get(key):
+                self._tally.add("D501", episode, f"metadata.{key}", value)
         names = {name for step in episode.steps for name in step.frames}
         self._num_frames += sum(len(step.frames) for step in episode.steps)
         if self._source.frames is None and not names:

@@ -1,4 +1,4 @@
-"""Checks of who an episode is: D401 to D410. Ids, splits, roles, languages, repeats, leaks.
+"""Checks of who an episode is: D401 to D411. Ids, splits, roles, languages, repeats, leaks.
 
 Keys and contents are remembered as 64-bit digests, at most MAX_KEYS of each, so that memory stays
 bounded however long the set is; beyond that D410 says so.
@@ -66,7 +66,7 @@ class IdentityCheck:
             self._tally.add_whole("D407", "instruction", text, count=self._num_empty)
         if len(self._roles) > 1:
             text = ", ".join(f"{n} '{role}'" for role, n in self._roles.most_common(5))
-            self._tally.add_whole("D404", "role", text, count=self._num_episodes)
+            self._tally.add_whole("D411", "role", text, count=self._num_episodes)
         if len(self._languages) > 1:
             text = ", ".join(f"{n} {tag}" for tag, n in self._languages.most_common(8))
             self._tally.add_whole("D406", "instruction.language", text, count=self._num_episodes)

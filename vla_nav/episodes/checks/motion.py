@@ -1,4 +1,4 @@
-"""Actions against places: D106, D203 to D214. What the data says it did, and where it went.
+"""Actions against places: D106, D206 to D214, D222. What the data says it did, and where it went.
 
     expected   p1 = p0 + sum over MOVE_FORWARD of step * (-sin yaw, 0, -cos yaw), yaw by the turns
     shorter or aside     the agent slid or was blocked (D206, no fault)
@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from vla_nav.episodes.checks.findings import Tally
-from vla_nav.episodes.checks.tracks import Track, is_dead_reckoned
+from vla_nav.episodes.checks.tracks import Track, has_measured_poses
 from vla_nav.episodes.source import SourceFacts
 from vla_nav.episodes.types import MOVE_FORWARD, Episode
 
-_PLACE_TOLERANCE_M = 0.02
+_PLACE_TOLERANCE_M, _FAR_TOLERANCE_M = 0.005, 0.02
 _STRETCH = 1.2  # of a step: sliding along a navmesh edge lengthens it (R2R-CE: up to 1.15)
 _YAW_TOLERANCE_RAD = math.radians(1.0)
 _TURN_TOLERANCE_DEG, _STEP_TOLERANCE_M = 1.0, 0.02  # of inferred against stated
@@ -42,13 +42,15 @@ class MotionCheck:
         self._angles: Counter[int] = Counter()  # tenths of a degree per turn to the left
         self._lengths: Counter[int] = Counter()  # millimetres per MOVE_FORWARD
         self._num_forward = self._num_bent = self._num_replayed = self._num_slid = 0
+        self._num_turns = 0
         self._num_starts = self._num_wrong_starts = 0
         self._wrong_start: tuple[Episode, float] | None = None
 
     def see(self, episode: Episode, track: Track) -> None:
-        """Look at one walk whose positions are measured."""
+        """Look at one walk."""
+        self._num_turns += int(np.abs(np.diff(track.turns)).sum())
         positions, known = track.positions, track.known
-        if positions is None or is_dead_reckoned(episode) or len(known) < 2:
+        if positions is None or not has_measured_poses(episode) or len(known) < 2:
             return
         if not np.isfinite(positions).all():
             return  # D104 says so
@@ -99,11 +101,11 @@ class MotionCheck:
         moved = np.diff(positions[:, [0, 2]], axis=0)
         count = np.diff(np.concatenate([[0], np.cumsum(is_forward)])[known])  # forwards between
         far = np.hypot(*moved.T) - _STRETCH * step_m * count
-        if (worst := int(far.argmax())) >= 0 and far[worst] > _PLACE_TOLERANCE_M:
+        if (worst := int(far.argmax())) >= 0 and far[worst] > _FAR_TOLERANCE_M:
             self._tally.add(
                 "D207",
                 episode,
-                f"{track.key}: after action {known[worst]}",
+                f"{track.key}: action {known[worst]}",
                 f"moved {np.hypot(*moved[worst]):.3f} m with {count[worst]} MOVE_FORWARD of "
                 f"{step_m:g} m",
             )
@@ -117,7 +119,7 @@ class MotionCheck:
             self._tally.add(
                 "D206",
                 episode,
-                f"{track.key}: after action {known[first]}",
+                f"{track.key}: action {known[first]}",
                 f"{int(bent.sum())} of {int((count > 0).sum())} movements bent; the first by "
                 f"{np.hypot(*(moved - expected)[first]):.2f} m",
             )
@@ -197,6 +199,8 @@ class MotionCheck:
     def _compare_turn(self) -> float | None:
         seen = _middle(self._angles, 10)
         if seen is None:
+            if self._turn_deg is None and self._num_turns:
+                self._tally.add_whole("D222", "turn_deg", f"{self._num_turns} turns, no heading")
             return None
         if seen < 0:
             text = f"a TURN_LEFT turns by {seen:g} degrees to the left"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vla_nav.episodes.checks.findings import Tally
-from vla_nav.episodes.checks.tracks import heading_of, is_dead_reckoned
+from vla_nav.episodes.checks.tracks import has_measured_poses, heading_of
 from vla_nav.episodes.types import Episode
 
 UNIT_TOLERANCE = 1e-3
@@ -90,7 +90,7 @@ class PoseCheck:
 
     def _first_edge(self, episode: Episode) -> None:
         path = episode.reference_path
-        if len(path) < 2 or is_dead_reckoned(episode):
+        if len(path) < 2 or not has_measured_poses(episode):
             return
         dx, _, dz = (path[1] - path[0]).tolist()
         if math.hypot(dx, dz) >= _MIN_EDGE_M:

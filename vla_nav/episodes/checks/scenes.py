@@ -22,6 +22,7 @@ class SceneCheck:
         self._tally, self._scenes = tally, scenes
         self._is_there: dict[str, str] = {}  # scene -> "" or what is wrong
         self._missing: set[str] = set()
+        self._num_named = 0
 
     def see(self, episode: Episode) -> None:
         """Look at one episode."""
@@ -29,6 +30,7 @@ class SceneCheck:
         if scene_id.startswith(_PREFIXES) or ".." in PurePosixPath(scene_id).parts:
             self._tally.add("D603", episode, "scene_id", f"'{scene_id}'")
             return
+        self._num_named += bool(scene_id)
         if self._scenes is None or not scene_id:
             return
         if scene_id not in self._is_there and len(self._is_there) < _MAX_SCENES:
@@ -45,6 +47,8 @@ class SceneCheck:
     def close(self) -> dict[str, Any]:
         """Findings over all episodes; facts for the report."""
         if self._scenes is None:
-            self._tally.add_whole("D602", "doctor.scenes", "not given, and none beside the data")
+            if self._num_named:
+                text = "not given, and none beside the data"
+                self._tally.add_whole("D602", "doctor.scenes", text, count=self._num_named)
             return {}
         return {"scenes_missing": len(self._missing)}

@@ -38,17 +38,17 @@ class Track(NamedTuple):
 
 
 def track_of(episode: Episode) -> Track | None:
-    """The walk, from steps or from ground truth; None where the episode has neither. Positions are
-    None where they are not measured or do not fit the actions."""
+    """The walk, from steps or from ground truth; None where the episode has no actions. Positions
+    are None where they are not measured or do not fit the actions."""
     if episode.steps:
-        return _of_steps(episode)
+        return _of_steps(episode) if any(step.executed for step in episode.steps) else None
     truth = episode.metadata.get("ground_truth")
     return _of_ground_truth(truth) if isinstance(truth, dict) else None
 
 
-def is_dead_reckoned(episode: Episode) -> bool:
-    """Whether the poses were computed from the actions, so that comparing them says nothing."""
-    return episode.metadata.get("poses") == "dead_reckoned"
+def has_measured_poses(episode: Episode) -> bool:
+    """Whether poses come from the data: those computed from the actions prove nothing of them."""
+    return episode.metadata.get("poses") not in ("dead_reckoned", "unknown")
 
 
 def action_ids(truth: dict[str, Any]) -> list[Any]:
@@ -62,7 +62,7 @@ def _of_steps(episode: Episode) -> Track:
     actions = np.array([action for decision in executed for action in decision], np.int64)
     ends = np.cumsum([len(decision) for decision in executed])
     known = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-    if is_dead_reckoned(episode):
+    if not has_measured_poses(episode):
         return Track(actions, known, None, None, "steps")
     positions = np.array([step.pose.position for step in episode.steps], np.float64)
     yaws = np.array([step.pose.yaw_rad for step in episode.steps])
