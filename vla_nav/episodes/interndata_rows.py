@@ -110,13 +110,13 @@ class InternRows:
             return self._camera_path(file, rows, where, about)
         if "action" not in file.names:
             raise UserError(f"{where}: has no column 'action'")
-        mounted = sorted((_mounted(s)["pitch_deg"], s) for s in settings if _mounted(s))
+        mounted = sorted((-_mounted(s)["pitch_deg"], s) for s in settings if _mounted(s))
         if not mounted:
             raise UserError(
                 f"{where}: columns {', '.join(settings)[:80]} name no setting such as 125cm_30deg"
             )
         first: list[Pose] = []
-        for _, name in reversed(mounted):  # pitch is positive upward: the levellest comes first
+        for _, name in mounted:  # the levellest comes first
             camera = _mounted(name)
             found = body_poses(
                 file.floats(rows, name, size=16).reshape(-1, 4, 4),

@@ -60,11 +60,19 @@ class ParquetColumns:
             raise UserError(
                 f"{self.path}: has no column '{missing[0]}'; it has {', '.join(self.names)[:200]}"
             )
-        self._check_bytes(group, columns)
         try:
+            size = self._stated_bytes(group, columns)
+            if size > _BYTES:
+                raise UserError(
+                    f"{self.path}: row group {group} states {size} bytes for "
+                    f"{', '.join(columns)[:80]}; at most {_BYTES} are read: write it in smaller "
+                    "row groups"
+                )
             table = self._file.read_row_group(group, list(columns), use_threads=False)
             table.validate(full=True)
             table = table.combine_chunks()
+        except UserError:
+            raise
         except _FAULTS as error:
             raise UserError(_damaged(self.path, error)) from None
         if table.num_rows != self.groups[group]:
@@ -117,19 +125,15 @@ class ParquetColumns:
             )
         return values.cast(pa.float64()).to_numpy(zero_copy_only=False).reshape(-1, size)
 
-    def _check_bytes(self, group: int, columns: Sequence[str]) -> None:
+    def _stated_bytes(self, group: int, columns: Sequence[str]) -> int:
         meta = self._file.metadata.row_group(group)
-        wanted = set(columns)
         size = 0
         for index in range(meta.num_columns):
             column = meta.column(index)
-            if column.path_in_schema.split(".")[0] in wanted or column.path_in_schema in wanted:
+            path = column.path_in_schema
+            if any(path == name or path.startswith(f"{name}.") for name in columns):
                 size += max(0, column.total_uncompressed_size)
-        if size > _BYTES:
-            raise UserError(
-                f"{self.path}: row group {group} states {size} bytes for {', '.join(columns)[:80]};"
-                f" at most {_BYTES} are read: write it in smaller row groups"
-            )
+        return size
 
 
 class ParquetCache:
