@@ -81,6 +81,7 @@ def layouts_figure(stats: Mapping[str, Any]) -> Figure:
         place + 0.2, [row["flop_bound"] for row in rows], 0.38, color=_BLUE, label="FLOP bound"
     )
     bounds.set(xscale="log", xlabel="flat paths over tree", xlim=(1, None))
+    bounds.xaxis.set_major_formatter("{x:g} x")
     bounds.legend(loc="lower right", frameon=False)
     for axes in (por, bounds):
         axes.spines[["top", "right"]].set_visible(False)
