@@ -19,7 +19,7 @@ from vla_nav.episodes.ground_truth import ground_truth_poses
 from vla_nav.episodes.types import STOP, Episode, Pose
 from vla_nav.viewing.outcomes import Outcome, outcome_of_walk
 
-RECORDED, GROUND_TRUTH = "recorded", "ground truth"
+RECORDED, GROUND_TRUTH, EXPERT = "recorded", "ground truth", "expert"
 _DIGITS = 4  # a tenth of a millimetre
 _METADATA_CHARACTERS = 2000  # of one metadata value on the page
 _SHOWN_ELSEWHERE = {"ground_truth", "file"}

@@ -13,21 +13,26 @@ from dataclasses import replace
 from typing import Any
 
 from vla_nav.actions.decisions import DecisionRule, cut
-from vla_nav.episodes.ground_truth import ground_truth_poses
-from vla_nav.episodes.types import Camera, Embodiment, Episode, ExpertLabel, Step
+from vla_nav.episodes.types import Camera, Embodiment, Episode, ExpertLabel, Pose, Step
 from vla_nav.errors import UserError
 from vla_nav.verification.drawing_subject import DrawRecipe, drawing_of_group
 from vla_nav.verification.drawing_tokens import COLOURS, FRAME, POOLED, WORDS, run_colour
 from vla_nav.verification.drawing_tree import tree_shape
+from vla_nav.viewing.content import Track
 
 _MAX_RUNS = 20_000  # boxes; more than a browser draws at once
 _LEGIBLE = 0.004  # of the depth: the least width of a box and of the gap between two
 
 
-def tree_json(recipe: DrawRecipe, episode: Episode, *, turn_deg: float | None) -> dict[str, Any]:
-    """The tree, or `{"reason": ...}` where the episode makes none under this recipe."""
+def tree_json(
+    recipe: DrawRecipe, episode: Episode, walk: Track | None, *, turn_deg: float | None
+) -> dict[str, Any]:
+    """The tree, or `{"reason": ...}` where the episode makes none under this recipe.
+
+    walk: an expert's, one primitive per step, for an episode without steps of its own.
+    """
     try:
-        walked = with_steps(episode, recipe, turn_deg=turn_deg)
+        walked = with_steps(episode, recipe, walk, turn_deg=turn_deg)
         drawing = drawing_of_group(recipe, [walked], title=episode.episode_id)
     except UserError as error:
         return {"reason": str(error)}
@@ -70,9 +75,11 @@ def recipe_streams(recipe: DrawRecipe, episode: Episode) -> tuple[str, ...]:
     return tuple(streams_of(episode.embodiment, recipe.model.prompt))
 
 
-def with_steps(episode: Episode, recipe: DrawRecipe, *, turn_deg: float | None) -> Episode:
-    """The episode with steps: its own, or one per decision of its ground truth, labelled with what
-    was done. Raises `UserError` where it has neither."""
+def with_steps(
+    episode: Episode, recipe: DrawRecipe, walk: Track | None, *, turn_deg: float | None
+) -> Episode:
+    """The episode with steps: its own, or one per decision of an expert's walk, labelled with what
+    was done. Raises `UserError` where there is neither."""
     if episode.steps:
         if episode.embodiment is None:
             raise UserError(
@@ -80,13 +87,14 @@ def with_steps(episode: Episode, recipe: DrawRecipe, *, turn_deg: float | None) 
                 "made of it; convert the data set with vla-nav convert"
             )
         return episode
-    truth = episode.metadata.get("ground_truth")
-    if not truth or not turn_deg:
+    if walk is None or not walk.actions or not turn_deg:
         raise UserError(
-            f"episode {episode.episode_id}: no steps and no ground-truth actions, so there is "
+            f"episode {episode.episode_id}: no steps and no expert's actions, so there is "
             "nothing to train on; record it (vla-nav record)"
         )
-    poses = ground_truth_poses(episode, turn_deg=turn_deg)
+    poses = [Pose.from_yaw((x, y, z), yaw) for x, y, z, yaw in walk.spots]
+    primitives = tuple(primitive for step in walk.actions for primitive in step)
+    poses += poses[-1:] * (len(primitives) + 1 - len(poses))  # STOP stays where it is
     space = recipe.action_space
     cameras = recipe.model.prompt.cameras or tuple(getattr(space, "cameras", ())) or ("front",)
     has_depth = recipe.model.prompt.depth
@@ -100,10 +108,10 @@ def with_steps(episode: Episode, recipe: DrawRecipe, *, turn_deg: float | None) 
     )
     streams = [name for camera in cameras for name in (camera, *[f"{camera}.depth"] * has_depth)]
     rule = DecisionRule.parse(space.decision)
-    left, place, steps = tuple(truth["actions"]), 0, []
+    left, place, steps = primitives, 0, []
     while left:
         decision = cut(left, rule)
-        label = ExpertLabel(decision, poses[place + 1 : place + 1 + len(decision)])
+        label = ExpertLabel(decision, tuple(poses[place + 1 : place + 1 + len(decision)]))
         frames = {stream: f"{place}/{stream}" for stream in streams}
         steps.append(Step(poses[place], frames, decision, (label,)))
         place, left = place + len(decision), left[len(decision) :]

@@ -14,6 +14,7 @@ digest of what it was made from; a second start keeps those that still agree.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ _PAGE = Path(__file__).with_name("page")
 _OWNER = "view.json"
 _INDEX_EVERY_S = 5.0
 _VERSION = 1  # of the files below data/
+_END = b");\n"  # of an episode file
 
 
 class Site:
@@ -135,10 +137,12 @@ def episode_file(number: int) -> str:
 def read_line(path: Path, digest: str) -> dict[str, Any] | None:
     """The listed line of an episode file made from `digest`; None for any other file."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, "rb") as file:
             file.readline()
-            if file.readline() != f"{script(digest)},\n":
+            if file.readline().decode() != f"{script(digest)},\n":
                 return None
-            return json.loads(file.readline().removesuffix(",\n"))
+            line = json.loads(file.readline().decode().removesuffix(",\n"))
+            file.seek(-len(_END), os.SEEK_END)
+            return line if file.read() == _END else None
     except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
         return None

@@ -12,7 +12,7 @@ from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -22,14 +22,16 @@ from vla_nav.episodes.source import EpisodeSource
 from vla_nav.episodes.types import Embodiment, Episode
 from vla_nav.errors import UserError
 from vla_nav.evaluation.setup import embodiment_of
-from vla_nav.verification.drawing_subject import DrawRecipe
-from vla_nav.viewing.content import Track, data_track, episode_json
+from vla_nav.viewing.content import EXPERT, GROUND_TRUTH, Track, data_track, episode_json
 from vla_nav.viewing.evaluation_run import EvaluationRun, open_run
 from vla_nav.viewing.floors import Floor, episode_floors
 from vla_nav.viewing.frame_files import FrameFiles
 from vla_nav.viewing.outcomes import FLAGS
 from vla_nav.viewing.scene_views import SceneViews, find_scenes
 from vla_nav.viewing.site import Site, digest_of
+
+if TYPE_CHECKING:  # trees need torch, and a page without trees need not wait for it
+    from vla_nav.verification.drawing_subject import DrawRecipe
 
 _LISTED_CHARACTERS = 600  # of an instruction in the list; the page of the episode has all of it
 _RENDER = ("auto", "never")
@@ -51,6 +53,10 @@ class Subject(Protocol):
         """Every walk to show."""
         ...
 
+    def remark(self, episode: Episode) -> str:
+        """What there is to say where there are no walks."""
+        ...
+
 
 @dataclass(frozen=True)
 class DataSubject:
@@ -62,7 +68,10 @@ class DataSubject:
     @property
     def title(self) -> str:
         """Where it is, and which split."""
-        return f"{self.source.root.name or self.source.root} {self.source.split}"
+        parts = [name for name in self.source.root.resolve().parts if name != "/"]
+        if parts[-2:] == ["recorded", self.source.split]:
+            parts = parts[:-2]
+        return f"{'/'.join(parts[-2:])} {self.source.split}"
 
     @property
     def turn_deg(self) -> float | None:
@@ -102,6 +111,14 @@ class DataSubject:
         """The recorded walk or the ground truth; none where there is neither."""
         track = data_track(episode, turn_deg=self.turn_deg)
         return [] if track is None else [track]
+
+    def remark(self, episode: Episode) -> str:
+        """Why there is no walk to show, "" where there is one."""
+        if episode.steps or (episode.metadata.get("ground_truth") and self.turn_deg):
+            return ""
+        if episode.metadata.get("ground_truth"):
+            return "the data do not state their turn angle: give data.turn_deg (15 in R2R-CE)"
+        return "no recorded steps and no ground truth"
 
 
 @dataclass(frozen=True)
@@ -148,6 +165,10 @@ class RunSubject:
         truth = data_track(episode, turn_deg=self.turn_deg)
         return [*self.run.tracks(episode), *([] if truth is None else [truth])]
 
+    def remark(self, episode: Episode) -> str:
+        """Nothing: every episode has a result."""
+        return ""
+
 
 @dataclass
 class Pages:
@@ -172,6 +193,7 @@ class Pages:
                 self._copy_frames(track)
         content = {
             **episode_json(episode),
+            "remark": self.subject.remark(episode),
             "tracks": [track.as_json() for track in tracks],
             "floors": [floor.as_json() for floor in episode_floors(episode, tracks, floors)],
             "tree": None,
@@ -179,7 +201,9 @@ class Pages:
         if has_tree and self.recipe is not None:
             from vla_nav.viewing.episode_tree import tree_json
 
-            content["tree"] = tree_json(self.recipe, episode, turn_deg=self.subject.turn_deg)
+            content["tree"] = tree_json(
+                self.recipe, episode, _taught(tracks), turn_deg=self.subject.turn_deg
+            )
         return content
 
     def _scene_floors(self, episode: Episode) -> list[Floor]:
@@ -275,7 +299,11 @@ def _write(site: Site, pages: Pages, options: Mapping[str, Any]) -> Path:
         for number, episode in enumerate(islice(chosen, most), start=1):
             tracks = pages.subject.tracks(episode)
             has_tree = number <= options["num_trees"]
-            before = [episode_json(episode), [track.as_json() for track in tracks]]
+            before = [
+                episode_json(episode),
+                pages.subject.remark(episode),
+                [track.as_json() for track in tracks],
+            ]
             digest = digest_of([before, settings, has_tree])
             if site.kept(number - 1, digest):
                 num_kept += 1
@@ -302,6 +330,12 @@ def _write(site: Site, pages: Pages, options: Mapping[str, Any]) -> Path:
         num_missing_frames=len(missing),
         missing_scenes=list(pages.missing_scenes.values())[:20],
     )
+
+
+def _taught(tracks: list[Track]) -> Track | None:
+    """The expert's walk among the tracks."""
+    experts = [track for track in tracks if track.name in (GROUND_TRUTH, EXPERT)]
+    return experts[-1] if experts else None
 
 
 def _line(content: Mapping[str, Any]) -> dict[str, Any]:

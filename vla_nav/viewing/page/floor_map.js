@@ -14,7 +14,7 @@ const floorMap = {
     floorMap.parts = floors.map((floor, at) => {
       const [x, z, width, height] = boxes[at];
       const unit = Math.max(width, height) / 100; // one percent of the larger side
-      const svg = draw("svg", { viewBox: `${x} ${z} ${width} ${height}`, role: "img", "aria-label": `map of floor ${at}` });
+      const svg = draw("svg", { class: floor.image ? null : "bare-floor", viewBox: `${x} ${z} ${width} ${height}`, role: "img", "aria-label": `map of floor ${at}` });
       if (floor.image) {
         const [left, top, wide, high] = floor.box;
         svg.append(draw("image", { href: floor.image, x: left, y: top, width: wide, height: high, preserveAspectRatio: "none" }));

@@ -79,7 +79,7 @@ function show(step) {
   state.track = track;
   byId("key").textContent = `${content.key} · scene ${content.scene}${track ? ` · ${track.name}` : ""}`;
   byId("instruction").textContent = content.instruction || "(no instruction)";
-  byId("outcome").replaceChildren(...(track ? [...track.words, ...track.notes].map((words) => make("span", { class: "why" }, words)) : [make("span", { class: "why" }, "no actions: neither recorded steps nor ground truth")]));
+  byId("outcome").replaceChildren(...(track ? [...track.words, ...track.notes].map((words) => make("span", { class: "why" }, words)) : [make("span", { class: "why" }, content.remark)]));
   if (track && vlaNav.data.kind === "run" && track.flags.length === 0 && "sr" in track.scores) byId("outcome").append(make("span", { class: "why good" }, `success, ${shown(track.scores.ne_m)} m from the goal`));
   byId("slider").max = String(lastStep());
   frames();
@@ -90,9 +90,8 @@ function show(step) {
   go(step, { isQuiet: true });
 }
 
-function lastStep() {
-  const { track } = state;
-  return track ? Math.max(0, track.actions.length - 1, track.spots.length - 1) : 0;
+function lastStep() { // one past the actions: where the walk ended
+  return state.track ? state.track.actions.length : 0;
 }
 
 function frames() {
@@ -197,13 +196,13 @@ function notice(words) {
 function stop() {
   clearInterval(state.timer);
   state.timer = null;
-  byId("play").textContent = "▶";
+  byId("play").textContent = "play";
 }
 
 function play() {
   if (state.timer) return stop();
   if (state.step >= lastStep()) go(0);
-  byId("play").textContent = "⏸";
+  byId("play").textContent = "pause";
   state.timer = setInterval(() => (state.step < lastStep() ? go(state.step + 1) : stop()), PLAY_MS);
 }
 
