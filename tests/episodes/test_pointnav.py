@@ -94,5 +94,5 @@ def test_memory_does_not_grow_with_the_number_of_episodes(tmp_path: Path) -> Non
         finally:
             tracemalloc.stop()
 
-    few, many = peak_bytes(200), peak_bytes(2000)  # 4 MB and 40 MB of JSON
+    few, many = peak_bytes(150), peak_bytes(1000)  # 3 MB and 20 MB of JSON
     assert many < few + 2**20
