@@ -9,8 +9,9 @@ Facts from MIV-XJTU/JanusVLN at 266ee05 and 1c8ded1: create_data/create_data.py 
 is the last one or two words, in any case; instructions stripped; an episode without pictures is
 left out), README.md (folders). Its ScaleVLN and DAgger parts are StreamVLN's format.
 
-The turn angle is not stated. Poses are dead-reckoned from the start of the episode file with
-`ASSUMED_TURN_DEG`; compare with the doctor's inferred angle before use.
+The turn angle is not stated, and nothing in the files tells it (sets of 15 and of 30 degrees are
+about). Poses are dead-reckoned from the start of the episode file with `ASSUMED_TURN_DEG`, and say
+so in `metadata["assumed_turn_deg"]`.
 """
 
 from __future__ import annotations
