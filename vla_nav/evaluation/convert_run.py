@@ -211,7 +211,7 @@ def _units(episodes: Iterable[Episode], *, by_scene: bool) -> Iterator[tuple[Epi
 
 
 def _require_space(job: ConvertJob, found: Plan, num_before: int) -> None:
-    has_pixels = job.has_frames or job.settings.render is not None
+    has_pixels = found.num_frames > 0 or job.settings.render is not None
     body = job.body if has_pixels else replace(job.body, cameras=())
     needed = estimate_bytes(body, num_steps=found.num_steps) + 2 * found.row_bytes
     count = len(found.order) - num_before
