@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.episodes.fixtures import navila as fixture
 from tests.episodes.fixtures.expected import differences
 from tests.episodes.fixtures.marks import read_mark
-from tests.episodes.fixtures.videos import write_mp4
+from tests.episodes.fixtures.videos import write_mp4, write_picture
 from vla_nav.episodes.formats import open_source
 from vla_nav.episodes.navila import NavilaSource
 from vla_nav.episodes.source import EpisodeError, episodes_and_errors
@@ -132,6 +132,20 @@ def test_a_video_takes_the_place_of_its_pictures(tmp_path: Path) -> None:
         write_mp4(tmp_path / "videos" / f"{episode[0]}.mp4", marks, fps=10)
     source = pickle.loads(pickle.dumps(open_source(tmp_path, split="train")))
     assert differences(source, expected) == []
+
+
+def test_pictures_of_a_second_are_found_and_are_no_frames_of_the_video(tmp_path: Path) -> None:
+    frames = [f"a-B_3/{at:04d}.jpg" for at in (4, 5)]  # as the Human part names them
+    for number, name in enumerate(frames):
+        write_picture(tmp_path / "raw_frames" / name, 30 + number)
+    write_mp4(tmp_path / "videos" / "a-B_3.mp4", [1, 2, 3, 4, 5, 6, 7], fps=10)
+    decision = {"video_id": "a-B_3-17", "q": "Go.", "a": LEFT, "frames": frames}
+    source = opened(tmp_path, [decision])
+    (episode,) = source
+    assert read_mark(source.frames.read(episode.steps[0].frames["front"])) == 31
+    shutil.rmtree(tmp_path / "raw_frames")
+    (episode,) = source
+    assert episode.steps[0].frames == {}
 
 
 def test_videos_without_actions_have_frames_and_teach_nothing(tmp_path: Path) -> None:

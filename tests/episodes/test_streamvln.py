@@ -133,6 +133,15 @@ def test_the_camera_has_the_size_of_the_pictures(tmp_path: Path) -> None:
     assert (camera.hfov_deg, camera.height_m) == (79.0, 1.25)
 
 
+def test_damaged_pictures_do_not_keep_a_set_from_being_opened(tmp_path: Path) -> None:
+    fixture.write(tmp_path)
+    (tmp_path / "images" / "scanA_r2r_000007" / "rgb" / "001.jpg").write_bytes(b"\xff\xd8")
+    source = open_source(tmp_path, split="train")
+    assert source.facts.embodiment.cameras[0].width_px == 64
+    with pytest.raises(UserError, match=r"001\.jpg"):
+        source.frames.read(next(iter(source)).steps[0].frames["front"])
+
+
 def test_memory_does_not_grow_with_the_number_of_episodes(tmp_path: Path) -> None:
     peaks = []
     for number in (150, 600):

@@ -19,6 +19,7 @@ shift the rest. Every further instruction of a trajectory is an episode of its o
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ from vla_nav.errors import UserError
 
 TURN_DEG, STEP_M = 15.0, 0.25
 MAX_ACTIONS = 100_000  # of one trajectory; public ones have at most 498
+_NUM_LOOKED_AT = 20  # pictures, for their size
 _OWN_KEYS = ("id", "video", "instructions", "actions")
 _SCENE = re.compile(r"(?P<scene>.+)_(?P<set>[A-Za-z0-9-]+)_[0-9]{6,}")
 
@@ -154,18 +156,21 @@ class StreamVlnSource:
 
 
 def _embodiment(file: Path) -> Embodiment:
-    """StreamVLN's body, its camera of the size that the first picture has (640x480 without one)."""
-    width, height = 640, 480
-    for record in read_records(file):
-        video = record.get("video")
-        if isinstance(video, str):
-            folder = inside(file.parent, video, what="video") / "rgb"
-            for name in numbered_pictures(folder).values():
-                width, height = picture_size(folder / name)
-                break
-        break
-    camera = Camera("front", width, height, hfov_deg=79.0, height_m=1.25)
+    """StreamVLN's body, its camera of the size that the first sound picture has, else 640x480."""
+    camera = Camera("front", *_first_size(file), hfov_deg=79.0, height_m=1.25)
     return Embodiment((camera,), 0.1, 1.5, TURN_DEG, STEP_M, is_sliding=True)
+
+
+def _first_size(file: Path) -> tuple[int, int]:
+    """(width, height) of a picture of the first trajectory."""
+    video = first_record(file).get("video")
+    if isinstance(video, str):
+        with contextlib.suppress(UserError):  # told of the episode, when it is read
+            folder = inside(file.parent, video, what="video") / "rgb"
+            for name in list(numbered_pictures(folder).values())[:_NUM_LOOKED_AT]:
+                with contextlib.suppress(UserError):  # told when the picture is read
+                    return picture_size(folder / name)
+    return 640, 480
 
 
 def _actions(actions: Any, file: Path, who: str) -> list[int]:
