@@ -31,15 +31,12 @@ def main(cfg: DictConfig) -> int:
         text = installation_text(probes)
         num_errors = sum(probe.severity == "error" for probe in probes)
     else:
-        tried = doctor["reachability"]
-        reachability = None
-        if tried is not None:
-            reachability = Reachability(embodiment_of(simulators), simulators["options"], **tried)
+        body, options = embodiment_of(simulators), simulators["options"]
         report = examine(
             plain(cfg.data),
             compare=doctor["compare"],
             scenes=doctor["scenes"],
-            reachability=reachability,
+            reachability=Reachability(body, options, **doctor["reachability"]),
         )
         value, text, num_errors = report.as_json(), data_text(report), report.num_errors
     write_json(target, value)

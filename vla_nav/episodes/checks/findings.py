@@ -18,7 +18,7 @@ from vla_nav.episodes.types import Episode
 
 SEVERITIES = ("error", "warning", "info")
 MAX_EXAMPLES = 5
-_SHOWN_CHARACTERS = 200
+_SHOWN_CHARACTERS, _READ_CHARACTERS = 300, 2000
 
 
 class Example(NamedTuple):
@@ -100,10 +100,11 @@ class Tally:
         assert code in CODES, code
         kept = self._examples.setdefault(code, [])
         if len(kept) < MAX_EXAMPLES:
-            kept.append(example._replace(value=_shown(example.value)))
+            kept.append(Example(*map(_shown, example)))
 
 
 def _shown(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
-    text = " ".join(text.split())  # one line, whatever the data holds
+    text = " ".join(text[:_READ_CHARACTERS].split())  # one line, whatever the data holds
+    text = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
