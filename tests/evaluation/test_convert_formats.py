@@ -69,6 +69,8 @@ def test_every_format_comes_back_equal(write: Write, tmp_path: Path) -> None:
     assert convert(settings).num_before == len(again)
     card = json.loads((root / "card.json").read_text())
     assert card["source"]["format"] == expected.format
+    has_frames = any(step.frames for episode in before for step in episode.steps)
+    assert ("There are no frames" in " ".join(card["rules"])) != has_frames
     assert card["turn_deg"] == (source.facts.turn_deg or 15.0)
     assert open_source(tmp_path / "out", split=expected.split).facts.format == "recorded"
 

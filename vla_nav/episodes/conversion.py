@@ -31,7 +31,7 @@ _MOST_DECISIONS = 4096  # distinct decisions that are remembered to tell the dec
 @dataclass(frozen=True)
 class Plan:
     """What a source holds. order: keys of the episodes that can be written. skipped: why not the
-    others. num_steps, num_frames, row_bytes: of those in `order` that are still to be written.
+    others. has_frames: whether any step names one. num_steps, num_frames, row_bytes: of those in `order` that are still to be written.
     decisions: the distinct executed decisions. digest: of everything read, in order."""
 
     order: tuple[EpisodeKey, ...]
@@ -40,6 +40,7 @@ class Plan:
     num_frames: int
     row_bytes: int
     num_stepless: int
+    has_frames: bool
     scenes: tuple[str, ...]
     decisions: frozenset[tuple[int, ...]]
     digest: str
@@ -60,6 +61,7 @@ def plan(episodes: Iterable[Episode], *, done: Collection[EpisodeKey] = ()) -> P
     decisions: set[tuple[int, ...]] = set()
     digest = xxhash.xxh3_128()
     num_steps = num_frames = row_bytes = num_stepless = 0
+    has_frames = False
     for episode in episodes:
         bare = replace(episode, steps=tuple(replace(step, frames={}) for step in episode.steps))
         names = [sorted(step.frames.items()) for step in episode.steps]
@@ -76,6 +78,7 @@ def plan(episodes: Iterable[Episode], *, done: Collection[EpisodeKey] = ()) -> P
         order[episode.key] = None
         scenes[episode.scene_id] = None
         num_stepless += not episode.steps
+        has_frames = has_frames or any(names)
         if len(decisions) < _MOST_DECISIONS:
             decisions.update(step.executed for step in episode.steps)
         if episode.key not in done:
@@ -92,6 +95,7 @@ def plan(episodes: Iterable[Episode], *, done: Collection[EpisodeKey] = ()) -> P
         num_frames,
         row_bytes,
         num_stepless,
+        has_frames,
         tuple(scenes),
         frozenset(decisions),
         digest.hexdigest(),

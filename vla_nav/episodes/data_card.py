@@ -169,7 +169,7 @@ def rules_of(plan: Plan, *, decision: str, has_frames: bool, rendered: str | Non
     elif has_frames:
         rules.append("Frames are the source's pixels; their names are digests of the pixels.")
     else:
-        rules.append("There are no frames: the source has none.")
+        rules.append("There are no frames: the source has none. The cameras are those it states.")
     return rules
 
 

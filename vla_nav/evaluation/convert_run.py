@@ -272,7 +272,8 @@ def _write_card(
     root, rendered = job.settings.root, None
     if job.settings.render is not None:
         rendered = f"the {MeshSimulator.backend} simulator ({dict(job.settings.render)})"
-    rules = rules_of(found, decision=job.decision, has_frames=job.has_frames, rendered=rendered)
+    has_frames = job.has_frames and found.has_frames
+    rules = rules_of(found, decision=job.decision, has_frames=has_frames, rendered=rendered)
     if job.settings.steps == "ground_truth":
         rules.append("Steps were made from the ground-truth actions and locations of the source.")
     card = data_card(
