@@ -30,9 +30,12 @@ _MOST_DECISIONS = 4096  # distinct decisions that are remembered to tell the dec
 
 @dataclass(frozen=True)
 class Plan:
-    """What a source holds. order: keys of the episodes that can be written. skipped: why not the
-    others. has_frames: whether any step names one. num_steps, num_frames, row_bytes: of those in `order` that are still to be written.
-    decisions: the distinct executed decisions. digest: of everything read, in order."""
+    """What a source holds.
+
+    order: keys of the episodes that can be written. skipped: why not the others. num_steps,
+    num_frames, row_bytes: of those in `order` that are still to be written. has_frames: whether any
+    step names one. decisions: the distinct executed decisions. digest: of all of it, in order.
+    """
 
     order: tuple[EpisodeKey, ...]
     skipped: tuple[tuple[EpisodeKey, str], ...]
