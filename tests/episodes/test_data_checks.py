@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.episodes.checked_sets import (
     BODY,
@@ -24,6 +26,8 @@ from tests.episodes.checked_sets import (
     with_step,
     with_truth,
 )
+from tests.episodes.made_episodes import body
+from tests.episodes.made_episodes import episodes as any_episodes
 from vla_nav.episodes.checks import CODES, SEVERITIES, DataReport, check_source
 from vla_nav.episodes.checks.findings import MAX_EXAMPLES
 from vla_nav.episodes.types import Camera, Episode, Goal, Pose
@@ -541,6 +545,35 @@ def test_examples_are_few_and_on_one_line() -> None:
     assert finding.count == NUM
     assert len(finding.examples) == MAX_EXAMPLES
     assert all("\n" not in example.value for example in finding.examples)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_no_episode_that_the_types_allow_breaks_the_checks(data: st.DataObject) -> None:
+    made = [data.draw(any_episodes(body(), str(number)))[0] for number in range(3)]
+    hostile = {
+        "info": {"geodesic_distance": data.draw(st.sampled_from([10**400, -1, None, True, "x"]))},
+        "ground_truth": data.draw(
+            st.sampled_from(
+                [
+                    None,
+                    [],
+                    {},
+                    {"actions": "FFS", "locations": [[1e308, 0, 0], [-1e308, 0, 0]]},
+                    {"actions": [1, 0], "locations": [[1e308, 0, 0], [-1e308, 0, 0]]},
+                    {"actions": [1, True, 0, 10**30], "locations": [[10**400, 0, 0]]},
+                    {"actions": [1, 0], "locations": [[0, 0], [1]], "forward_steps": "two"},
+                ]
+            )
+        ),
+        "instruction": data.draw(st.sampled_from([{"language": 7}, {"language": "hi"}, "text", 3])),
+    }
+    made.append(replace(made[0], steps=(), episode_id="9", metadata=hostile))
+    made.append(with_step(RECORDED[0], 0, executed=(10**30, -5)))
+    made.append(replace(PLAIN[0], start_pose=Pose((math.inf, 0, math.nan), (0, math.nan, 0, 1))))
+    report = check_source(ListSource(made, UNSTATED, split="train"))
+    json.dumps(report.as_json(), allow_nan=False)
+    assert report.facts["episodes"] == 6
 
 
 def test_every_code_has_a_made_fault() -> None:

@@ -36,7 +36,7 @@ class GeometryCheck:
         info = episode.metadata.get("info")
         stored = info.get("geodesic_distance") if isinstance(info, dict) else None
         if isinstance(stored, int | float) and not isinstance(stored, bool):
-            self._geodesic(episode, float(stored), nearest)
+            self._geodesic(episode, _as_float(stored), nearest)
         heights = [abs(goal.position[1] - start[1]) for goal in episode.goals]
         if min(heights) > _FLOOR_M:
             self._tally.add("D303", episode, "goals", f"{min(heights):.1f} m above or below")
@@ -73,3 +73,10 @@ class GeometryCheck:
         if far > 0:
             text = f"ends {far:.2f} m outside the nearest goal's radius"
             self._tally.add("D304", episode, "reference_path", text)
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # an integer of hundreds of digits
+        return math.inf

@@ -30,6 +30,7 @@ _TURN_TOLERANCE_DEG, _STEP_TOLERANCE_M = 1.0, 0.02  # of inferred against stated
 _MIN_SAMPLES = 5
 _MIXED_SHARE = 0.1
 _MAX_BINS = 10_000  # of the histograms: 0.1 degrees, 1 mm
+_MAX_VALUE = 1e6  # of a histogram: 1 km a step
 _WRONG_HEADING_SHARE = 0.3  # of episodes whose first movement contradicts the start heading
 
 
@@ -192,6 +193,7 @@ class MotionCheck:
         self._count(self._angles, 10 * np.degrees(angle))
 
     def _count(self, histogram: Counter[int], values: np.ndarray) -> None:
+        values = values[np.abs(values) < _MAX_VALUE]
         for value in np.rint(values).astype(np.int64).tolist():
             if value in histogram or len(histogram) < _MAX_BINS:
                 histogram[value] += 1

@@ -119,6 +119,11 @@ def non_finite(value: Any, key: str, depth: int = 0) -> str:
 
 
 def _non_finite_in(values: list[Any], key: str, depth: int) -> str:
+    try:
+        if math.isfinite(sum(values)):  # plain numbers, as most lists are
+            return ""
+    except (TypeError, OverflowError):
+        pass
     for number, item in enumerate(values[:_MAX_NUMBERS]):
         if isinstance(item, float):
             if not math.isfinite(item):

@@ -19,6 +19,8 @@ import numpy as np
 
 from vla_nav.episodes.types import LOOK_DOWN, MOVE_FORWARD, STOP, TURN_LEFT, TURN_RIGHT, Episode
 
+_UNKNOWN = -1  # an id that is no action: it moves nothing
+
 
 class Track(NamedTuple):
     """actions (A,) int64; known (P,) int64 into 0..A; positions (P, 3) and yaws (P,) float64 or
@@ -59,7 +61,8 @@ def action_ids(truth: dict[str, Any]) -> list[Any]:
 
 def _of_steps(episode: Episode) -> Track:
     executed = [step.executed for step in episode.steps]
-    actions = np.array([action for decision in executed for action in decision], np.int64)
+    flat = (action for decision in executed for action in decision)
+    actions = np.array([a if STOP <= a <= LOOK_DOWN else _UNKNOWN for a in flat], np.int64)
     ends = np.cumsum([len(decision) for decision in executed])
     known = np.concatenate([[0], ends[:-1]]).astype(np.int64)
     if not has_measured_poses(episode):
