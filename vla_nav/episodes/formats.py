@@ -60,7 +60,7 @@ def detect(path: str | Path, split: str) -> str:
     for name in FORMATS:
         module = _module(name)
         if module is not None and module.detect(path, split):
-            if name == "recorded":
+            if name == "recorded" or path.is_file():  # one file is of one format
                 return name
             found.append(name)
     if len(found) > 1:
