@@ -35,7 +35,8 @@ def run(tmp_path_factory) -> Path:
     assert made == 0
     evaluated = main([
         "evaluate", f"data.path={path}", "evaluation.rows=[random,expert]", "num_workers=0",
-        "evaluation.num_episodes=4", "evaluation.num_threads=1", f"paths.output_dir={path}/run",
+        "evaluation.num_episodes=4", "evaluation.max_primitives=150",
+        "evaluation.num_threads=1", f"paths.output_dir={path}/run",
         _CAMERA,
     ])  # fmt: skip
     assert evaluated == 0

@@ -1,15 +1,22 @@
 """What the page is told: blocked steps, floors, frames, and what a scene adds."""
 
 import dataclasses
+import json
 import math
+import shutil
 
 import numpy as np
 import pytest
 from pages import content_of, index_of, two_floor_episode, view_config
 from PIL import Image
 
-from vla_nav.episodes.types import Goal
+from tests.training.recorded import write_recorded
+from vla_nav.episodes.lerobot_reader import LeRobotDataset
+from vla_nav.episodes.types import Embodiment, Goal, Pose
+from vla_nav.errors import UserError
 from vla_nav.evaluation.results import read_results
+from vla_nav.simulators.topdown import FloorMap
+from vla_nav.viewing.content import episode_json
 from vla_nav.viewing.evaluation_run import open_run, walked_spots
 from vla_nav.viewing.floors import Floor, SceneFloors, episode_floors
 from vla_nav.viewing.frame_files import FrameFiles, shown
@@ -68,9 +75,6 @@ def test_a_goal_far_above_every_floor_of_the_scene_gets_a_floor_of_its_own():
 
 
 def test_a_floor_image_lies_where_its_cells_are(tmp_path):
-    from vla_nav.episodes.types import Embodiment
-    from vla_nav.simulators.topdown import FloorMap
-
     cells = np.zeros((40, 50), dtype=bool)
     cells[10:20, 30:45] = True  # z from 1.0 + 10 * 0.1, x from -2.0 + 30 * 0.1
     body = Embodiment((), 0.2, 1.5, 30.0, 0.25, True)
@@ -86,9 +90,6 @@ def test_a_floor_image_lies_where_its_cells_are(tmp_path):
 
 
 def test_a_floor_at_the_edge_of_its_grid_keeps_its_place(tmp_path):
-    from vla_nav.episodes.types import Embodiment
-    from vla_nav.simulators.topdown import FloorMap
-
     floor = FloorMap(0.0, 5.0, 7.0, 0.5, np.ones((3, 4), dtype=bool))
     body = Embodiment((), 0.2, 1.5, 30.0, 0.25, True)
     (made,) = SceneFloors(tmp_path, "maps").write("s", body, [floor])
@@ -150,14 +151,6 @@ def test_inferred_places_are_those_of_the_run(run, run_page):
 
 
 def test_recorded_frames_are_the_recorded_pixels(tmp_path):
-    import sys
-    from pathlib import Path
-
-    sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-    from recorded import write_recorded
-
-    from vla_nav.episodes.lerobot_reader import LeRobotDataset
-
     data = LeRobotDataset(write_recorded(tmp_path, num_episodes=3))
     page = view_from(view_config(tmp_path / "page", f"data.path={tmp_path}"), None)
     for number, episode in enumerate(data):
@@ -168,3 +161,36 @@ def test_recorded_frames_are_the_recorded_pixels(tmp_path):
             np.testing.assert_array_equal(pixels, data.frames.read(step.frames["front"]))
         assert track["actions"] == [list(step.executed) for step in episode.steps]
         assert len(track["spots"]) == len(episode.steps) + 1
+
+
+def test_a_frame_that_cannot_be_read_is_named_where_it_belongs(tmp_path, capsys):
+    file = next(write_recorded(tmp_path, num_episodes=2).glob("data/chunk-000/*.parquet"))
+    damaged = bytearray(file.read_bytes())
+    damaged[100] ^= 1
+    file.write_bytes(damaged)
+    page = view_from(view_config(tmp_path / "page", f"data.path={tmp_path}"), None)
+    (track,) = content_of(page, 0)["tracks"]
+    assert track["frames"][0]["front"].startswith("!")
+    assert "damaged" in track["frames"][0]["front"]
+    assert index_of(page)["num_missing_frames"] > 0
+    assert "frames could not be read" in capsys.readouterr().out
+
+
+def test_a_result_line_without_scores_is_named(run, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    file = next(copy.glob("results-*.jsonl"))
+    lines = file.read_text().splitlines()
+    record = json.loads(lines[0])
+    del record["osr"]
+    file.write_text("\n".join([json.dumps(record), *lines[1:]]) + "\n")
+    with pytest.raises(UserError, match=f"episode {record['episode_id']}, has no path"):
+        open_run(copy)
+
+
+def test_numbers_that_json_lacks_do_not_break_the_page(tmp_path):
+    nowhere = Pose((math.nan, math.inf, 0.0), (0.0, 0.0, 0.0, 1.0))
+    episode = dataclasses.replace(two_floor_episode(), start_pose=nowhere, goals=())
+    content = episode_json(episode)
+    assert content["start"][:2] == ["nan", "inf"]
+    assert [floor.height_m for floor in episode_floors(episode, [], [])] == [0.0, 2.8]

@@ -21,7 +21,7 @@ from vla_nav.errors import UserError
 
 _OTHERS = {"vision.model_kwargs", "models.backbone.options"}  # keywords of timm and transformers
 _COUNTS = ("num_workers", "seed")
-_NULLABLE = {"evaluation.num_episodes", "stats.max_episodes"}
+_NULLABLE = {"evaluation.num_episodes", "stats.max_episodes", "view.max_episodes"}
 _NULLABLE_NODES = ("callbacks.", "logger.")  # null takes a part away
 
 

@@ -32,6 +32,7 @@ _NOT_SCORES = {
     "row", "dataset", "split", "role", "episode_id", "scene_id", "primitives", "path", "remark",
     "flag",
 }  # fmt: skip
+_NEEDED = {"sr", "osr", "ne_m", "path_m", "geodesic_m", "has_stopped"}  # to name an outcome
 _CONFIG = ".hydra/evaluate/config.yaml"
 
 
@@ -124,7 +125,8 @@ def open_run(
         raise UserError(f"{folder}: no results-*.jsonl with a line in it; evaluate first")
     report = read_json(folder / "report.json") if (folder / "report.json").is_file() else None
     if report is not None:
-        names.sort(key=[row["name"] for row in report["rows"]].index)
+        order = {row["name"]: place for place, row in enumerate(report["rows"])}
+        names.sort(key=lambda name: order.get(name, len(order)))
     for row in rows or ():
         if row not in names:
             raise UserError(
@@ -192,10 +194,11 @@ def _check(folder: Path, record: Mapping[str, Any]) -> None:
         and bool(path)
         and all(isinstance(point, list) and len(point) == 3 for point in path)
     )
-    if not is_path or not isinstance(primitives, str) or set(primitives) - set("012345"):
+    is_walk = isinstance(primitives, str) and not set(primitives) - set("012345")
+    if not (is_path and is_walk and record.keys() >= _NEEDED):
         raise UserError(
             f"{folder}: the result of {record['row']}, episode {record['episode_id']}, has no "
-            "path and primitives; evaluate with this version, or delete the line"
+            "path, primitives and scores; evaluate with this version, or delete the line"
         )
 
 

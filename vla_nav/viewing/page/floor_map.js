@@ -33,8 +33,9 @@ const floorMap = {
       if (nearest(content.start[1]) === at) svg.append(draw("circle", { class: "start", cx: content.start[0], cy: content.start[2], r: 1.6 * unit }));
       svg.append(agent);
       const metres = scaleBar(width);
-      svg.append(draw("path", { class: "scale", d: `M${x + 2 * unit} ${z + height - 2 * unit}h${metres}`, "stroke-width": 0.6 * unit }),
-        draw("text", { class: "scale-text", x: x + 2 * unit, y: z + height - 3 * unit, "font-size": 3.4 * unit }, `${metres} m`));
+      const bar = `M${x + 2 * unit} ${z + height - 2 * unit}h${metres}`;
+      svg.append(draw("path", { class: "scale-edge", d: bar, "stroke-width": 1.8 * unit }), draw("path", { class: "scale", d: bar, "stroke-width": 0.7 * unit }),
+        draw("text", { class: "scale-text", x: x + 2 * unit, y: z + height - 4 * unit, "font-size": 5 * unit, "stroke-width": unit }, `${metres} m`));
       const words = make("figcaption", {});
       const figure = make("figure", { "data-floor": at }, svg, words);
       return { svg, walked, agent, unit, figure, words, at };
