@@ -11,9 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.episodes.checked_sets import episode
+from tests.episodes.fixtures import lerobot_v3
 from tests.episodes.made_episodes import body, record
 from vla_nav.episodes.checks import DataReport, check_source
 from vla_nav.episodes.formats import open_source
@@ -167,6 +170,36 @@ def test_a_recorded_set_has_no_finding(storage: str, tmp_path: Path) -> None:
     assert set(found) <= {"D206", "D304", "D305", "D402"}
     assert report.facts["frames_read"] > 0
     assert report.facts["inferred_step_m"] == 0.25
+
+
+def change_offsets(root: Path, column: str, value: Callable[[dict[str, Any]], Any]) -> None:
+    """Write another column of `meta/episodes`."""
+    for path in sorted((root / "meta/episodes").rglob("*.parquet")):
+        table = pq.read_table(path)
+        rows = [{**row, column: value(row)} for row in table.to_pylist()]
+        pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+
+
+def test_video_files_taken_from_the_data_files_index_are_found(tmp_path: Path) -> None:
+    lerobot_v3.write(tmp_path)
+    clean = {"D222": 1, "D307": 6}  # no poses, no goals
+    assert counts(checked(tmp_path, "train")) == clean
+    camera = f"videos/{lerobot_v3.FRONT}"
+    change_offsets(tmp_path, f"{camera}/file_index", lambda row: row["data/file_index"])
+    report = checked(tmp_path, "train")
+    found = {finding.code: finding for finding in report.findings}
+    assert found["D503"].count >= 3  # all but the first are read from the first one's video
+    assert found["D503"].examples[0].episode == "1"
+    assert found["D503"].examples[0].file == f"{camera}/chunk-000/file-000.mp4"
+    assert found["D509"].count == 1  # the longest does not even fit into it
+
+
+def test_offsets_that_do_not_fit_the_length_are_found(tmp_path: Path) -> None:
+    lerobot_v3.write(tmp_path)
+    column = f"videos/{lerobot_v3.LEFT}/from_timestamp"
+    change_offsets(tmp_path, column, lambda row: max(0.0, row[column] - 0.2))
+    found = {finding.code: finding for finding in checked(tmp_path, "train").findings}
+    assert found["D509"].count >= 3
 
 
 _REAL = os.environ.get("VLA_NAV_REAL_DATA")

@@ -547,7 +547,7 @@ def test_examples_are_few_and_on_one_line() -> None:
     assert all("\n" not in example.value for example in finding.examples)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_no_episode_that_the_types_allow_breaks_the_checks(data: st.DataObject) -> None:
     made = [data.draw(any_episodes(body(), str(number)))[0] for number in range(3)]
@@ -577,7 +577,7 @@ def test_no_episode_that_the_types_allow_breaks_the_checks(data: st.DataObject) 
 
 
 def test_every_code_has_a_made_fault() -> None:
-    elsewhere = {"D001", "D003", "D408", "D409", "D410", "D602", "D604", "D605"}
+    elsewhere = {"D001", "D003", "D408", "D409", "D410", "D509", "D602", "D604", "D605"}
     assert set(FAULTS) | elsewhere == set(CODES)
     assert not set(FAULTS) & elsewhere
     assert all(code.severity in SEVERITIES for code in CODES.values())

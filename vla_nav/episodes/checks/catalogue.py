@@ -312,6 +312,11 @@ CODES: Mapping[str, Code] = MappingProxyType(
             "a frame is of one colour",
             "look at it: a camera outside the scene, in a wall, or without light",
         ),
+        "D509": Code(
+            "error",
+            "the frames that an episode takes of a video fit neither its length nor the video",
+            "use the video's own file index, offsets and fps; copy a video that was cut short",
+        ),
         # Scenes
         "D601": Code(
             "error",

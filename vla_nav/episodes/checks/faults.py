@@ -18,6 +18,8 @@ _FAULTS = (  # start of the key, phrase of the message, code
     ("ground_truth", "non-finite", "D104"),
     ("info.role", "asked for was", "D404"),
     ("info.geodesic_distance", "finite", "D302"),
+    ("", "its time stamps or its fps are wrong", "D509"),
+    ("", "the video is cut short", "D509"),
     ("", "nan; allowed", "D104"),
     ("", "inf; allowed", "D104"),
     ("", "[nan", "D104"),
