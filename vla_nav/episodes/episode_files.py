@@ -123,7 +123,7 @@ def content_files(file: Path) -> list[Path]:
                 elif key == "content_scenes_path":
                     stated = _folder_of(content.value(), file)
     folder = file.parent / stated
-    names = [path for path in folder.glob("*") if path.name.endswith(ENDINGS) and path.is_file()]
+    names = [path for path in folder.glob("*") if path.name.endswith(ENDINGS)]
     return sorted(names, key=lambda path: path.name.partition(".json")[0])
 
 

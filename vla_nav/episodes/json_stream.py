@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from vla_nav.errors import UserError
 
-MAX_VALUE_CHARS = 2**25  # of one episode or one shared entry; the largest seen have about 10^6
+MAX_VALUE_CHARS = 2**24  # of one episode or one shared entry; an episode of R2R-CE has about 2,000
 MAX_EXPANSION = 200  # of a compressed file, beyond its first 64 MiB; episode files expand tenfold
 _FREE_BYTES = 2**26
 _BLOCK_BYTES = 2**20
@@ -163,7 +163,7 @@ class JsonFile:
                     raise self._error(f"not valid JSON ({error.msg})", error.pos) from None
             except (RecursionError, ValueError) as error:  # nested too deep; digits without end
                 raise self._error(f"not valid JSON ({error})") from None
-            if len(self._text) - self._at > self._max_chars:
+            if len(self._text) - self._at >= self._max_chars:
                 raise self._error(f"a value has more than {self._max_chars} characters")
             self._more()
 
@@ -181,12 +181,14 @@ class JsonFile:
         return sign == closing
 
     def _more(self) -> bool:
-        """Move the window on by a block, or by its own length if more: False at the end."""
+        """Move the window on by a block, or to four times its length (so that a long value is not
+        decoded again and again): False at the end."""
         if self._is_end:
             return False
         left = self._text[self._at :]
+        size = max(self._block_bytes, min(3 * len(left), self._max_chars - len(left)))
         try:
-            data = self._bytes.read(max(self._block_bytes, len(left)))
+            data = self._bytes.read(size)
             added = self._utf8.decode(data, final=not data)
         except UnicodeDecodeError as error:
             raise self._error(f"not valid JSON ({error})") from None
