@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,10 +39,12 @@ def examine(
     """
     path, split, role = Path(data["path"]), data["split"], data.get("role") or ""
     format = data.get("format")
-    source = open_source(path, split=split, format=format, role=role)
-    if compare is None:
-        compare = [_TRAIN] if split != _TRAIN and _has(path, _TRAIN, format) else []
-    others = [open_source(path, split=name, format=format, role=role) for name in compare]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what readers warn of is a finding here
+        source = open_source(path, split=split, format=format, role=role)
+        if compare is None:
+            compare = [_TRAIN] if split != _TRAIN and _has(path, _TRAIN, format) else []
+        others = [open_source(path, split=name, format=format, role=role) for name in compare]
     folder = path / "scenes" if scenes is None else Path(scenes)
     if scenes is None and not folder.is_dir():
         folder = None
