@@ -143,14 +143,15 @@ def test_the_command_draws_the_tree_of_a_ground_truth(tmp_path):
     write_r2r(tmp_path / "data", 1)
     code = main([
         "view", f"data.path={tmp_path / 'data'}", "data.split=val", "data.turn_deg=15",
-        "actions=discrete", f"paths.output_dir={tmp_path / 'page'}",
+        "actions=waypoint", "actions.turn_deg=15", f"paths.output_dir={tmp_path / 'page'}",
     ])  # fmt: skip
     assert code == 0
     tree = content_of(tmp_path / "page/index.html", 0)["tree"]
-    assert tree["steps"] == list(range(17))
+    assert tree["walk"] == "ground truth"
+    assert tree["steps"] == [0, 4, 8, 12, 16]  # four forward steps a decision, then STOP
     assert len(tree["parent"]) == len(tree["left"]) == len(tree["lane"])
     num_labels = sum(run[3] == 5 for run in tree["runs"])
-    assert num_labels == 17
+    assert num_labels == 5
 
 
 def test_the_server_answers_its_own_host_and_nothing_outside_its_folder(tmp_path):

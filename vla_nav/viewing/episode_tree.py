@@ -12,13 +12,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from vla_nav.actions.decisions import DecisionRule, cut
 from vla_nav.episodes.types import Camera, Embodiment, Episode, ExpertLabel, Pose, Step
 from vla_nav.errors import UserError
 from vla_nav.verification.drawing_subject import DrawRecipe, drawing_of_group
 from vla_nav.verification.drawing_tokens import COLOURS, FRAME, POOLED, WORDS, run_colour
 from vla_nav.verification.drawing_tree import tree_shape
-from vla_nav.viewing.content import Track
+from vla_nav.viewing.content import RECORDED, Track
 
 _MAX_RUNS = 20_000  # boxes; more than a browser draws at once
 _LEGIBLE = 0.004  # of the depth: the least width of a box and of the gap between two
@@ -43,13 +45,17 @@ def tree_json(
     shape = tree_shape(tree, min_width=depth * _LEGIBLE, gap=depth * _LEGIBLE)
     names = recipe_streams(recipe, walked)
     keys = dict.fromkeys(step.frames[name] for step in walked.steps for name in names)
+    starts = range(len(walked.steps))  # where a step begins, in steps of the page
+    if not episode.steps:  # the walk has a step for every primitive
+        starts = np.cumsum([0, *(len(step.executed) for step in walked.steps)])[:-1].tolist()
     first_step = {
-        step.frames[name]: index
-        for index, step in reversed(list(enumerate(walked.steps)))
+        step.frames[name]: start
+        for start, step in reversed(list(zip(starts, walked.steps, strict=True)))
         for name in names
     }
     return {
         "headline": drawing.headline,
+        "walk": walk.name if walk is not None and not episode.steps else RECORDED,
         "depth": depth,
         "num_lanes": shape.num_lanes,
         "parent": tree.node_parent.tolist(),

@@ -85,7 +85,7 @@ function show(step) {
   frames();
   floorMap.show(content, track, other);
   ribbons.show(content, track, (at) => go(at));
-  trainingTree.show(content.tree, (at) => go(Math.min(at, lastStep())));
+  trainingTree.show(content.tree, track?.name, (at) => go(Math.min(at, lastStep())));
   tables(content);
   go(step, { isQuiet: true });
 }

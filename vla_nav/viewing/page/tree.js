@@ -3,13 +3,14 @@
 "use strict";
 
 const trainingTree = {
-  show(tree, onstep) {
+  show(tree, walk, onstep) {
     byId("tree-part").hidden = !tree;
     trainingTree.boxes = [];
+    trainingTree.isShown = tree?.walk === walk;
     if (!tree) return;
     byId("tree").replaceChildren();
     byId("tree-said").textContent = "";
-    byId("tree-words").textContent = tree.reason ?? `${tree.headline}. Point at a box: what it sees keeps its colour. Click a frame to go to its step.`;
+    byId("tree-words").textContent = tree.reason ?? `${tree.walk === "recorded" ? "" : `Of the walk "${tree.walk}". `}${tree.headline}. Point at a box: what it sees keeps its colour. ${trainingTree.isShown ? "Click a frame to go to its step." : ""}`;
     if (tree.reason) return;
     const width = 1000, lane = tree.num_lanes > 60 ? 9 : 16, scale = width / (tree.depth * 1.02);
     const svg = draw("svg", { viewBox: `-4 -4 ${width + 8} ${tree.num_lanes * lane + 8}`, class: "tree" });
@@ -23,7 +24,7 @@ const trainingTree = {
       const box = draw("rect", { x: start * scale, y: tree.lane[node] * lane, width: Math.max(length * scale, 2.5), height: lane * 0.7, fill: tree.colours[at], class: "box" });
       const step = tree.images.includes(kind) ? tree.steps[frame] : null;
       box.addEventListener("mouseenter", () => trainingTree.light(tree, at));
-      if (step !== null && step !== undefined) {
+      if (trainingTree.isShown && step !== null && step !== undefined) {
         box.classList.add("image");
         box.addEventListener("click", () => onstep(step));
       }
@@ -49,6 +50,8 @@ const trainingTree = {
   },
 
   step(number) {
-    for (const { box, step } of trainingTree.boxes ?? []) box.classList.toggle("now", step === number);
+    if (!trainingTree.isShown) return;
+    const here = Math.max(-1, ...trainingTree.boxes.map(({ step }) => (step <= number ? step ?? -1 : -1)));
+    for (const { box, step } of trainingTree.boxes) box.classList.toggle("now", step === here);
   },
 };
