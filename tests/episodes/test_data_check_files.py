@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.episodes.checked_sets import episode
-from tests.episodes.fixtures import lerobot_v3
+from tests.episodes.fixtures import lerobot_v3, navila
 from tests.episodes.made_episodes import body, record
 from vla_nav.episodes.checks import DataReport, check_source
 from vla_nav.episodes.formats import open_source
@@ -170,6 +170,20 @@ def test_a_recorded_set_has_no_finding(storage: str, tmp_path: Path) -> None:
     assert set(found) <= {"D206", "D304", "D305", "D402"}
     assert report.facts["frames_read"] > 0
     assert report.facts["inferred_step_m"] == 0.25
+
+
+def test_texts_outside_the_grammar_are_found_in_the_annotations(tmp_path: Path) -> None:
+    expected = navila.write(tmp_path)
+    assert "D216" not in counts(checked(expected.root, expected.split))
+    file = next(expected.root.rglob("annotations.json"))
+    records = json.loads(file.read_text())
+    assert records[0]["a"] != records[-1]["a"]
+    records[0]["a"] = "go forward a bit"
+    file.write_text(json.dumps(records))
+    found = {f.code: f for f in checked(expected.root, expected.split).findings}
+    assert found["D216"].count == 1
+    assert "go forward a bit" in found["D216"].examples[0].value
+    assert "D218" in found  # that step teaches nothing
 
 
 def change_offsets(root: Path, column: str, value: Callable[[dict[str, Any]], Any]) -> None:
