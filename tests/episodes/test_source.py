@@ -7,11 +7,14 @@ import json
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
+from made_episodes import body, made, record, same
 
 from tests.episodes.fixtures import objectnav, pointnav, r2r_ce, rxr_ce
 from tests.episodes.fixtures.every_format import PLAIN
 from vla_nav.episodes.formats import FORMATS, LAYOUTS, detect, open_source
+from vla_nav.episodes.lerobot_finalise import finalise
 from vla_nav.episodes.source import EpisodeError, episodes_and_errors
 from vla_nav.episodes.types import Episode
 from vla_nav.errors import UserError
@@ -86,3 +89,22 @@ def test_a_source_can_be_sent_to_a_worker(tmp_path: Path) -> None:
     source = open_source(tmp_path, split=expected.split)
     sent = pickle.loads(pickle.dumps(source))
     assert [e.key for e in sent] == [e.key for e in source]
+
+
+def test_a_recording_goes_before_the_file_it_was_made_from(tmp_path: Path) -> None:
+    r2r_ce.write(tmp_path, split="train")
+    root = tmp_path / "recorded/train"
+    record(root, range(3), body())
+    assert detect(tmp_path, "train") == "r2r_ce"  # it is not finished
+    wanted = [made(number, body()) for number in range(3)]
+    finalise(root, [episode.key for episode, _ in wanted])
+    for place in (tmp_path, root):
+        source = open_source(place, split="train")
+        assert (source.facts.format, source.facts.embodiment) == ("recorded", body())
+        assert all(map(same, source, (episode for episode, _ in wanted)))
+        assert sum(1 for _ in source) == 3
+        episode, frames = wanted[1]
+        key = episode.steps[0].frames["front"]
+        assert np.array_equal(source.frames.read(key), frames[key])
+    with pytest.raises(UserError, match=r"vla_nav.split is 'train', asked for was 'val'"):
+        open_source(root, split="val")
