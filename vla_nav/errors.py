@@ -14,6 +14,15 @@ class UserError(ValueError):
     """A fault in the user's input: the message names the file and key, the value and the remedy."""
 
 
+def require_count(key: str, value: object, *, least: int = 1, or_null: bool = False) -> None:
+    """Raise `UserError` unless `value` is an integer of `least` or more, or null where allowed."""
+    if value is None and or_null:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        allowed = f"integers of {least} and more{', or null' if or_null else ''}"
+        raise UserError(f"{key}={value}: allowed: {allowed}")
+
+
 def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> UserError:
     """The error for a name that is not one of `allowed`, with the nearest one offered.
 

@@ -22,7 +22,7 @@ def caterpillar(num_steps: int) -> PrefixTree:
 
 def test_attention_keeps_no_joined_keys_but_its_gradients_are_right():
     _, part = partition([caterpillar(5)], capacity=14).parts
-    num_own, num_prefix = len(part.own), len(part.prefix)
+    num_own, num_prefix = len(part.own), part.num_prefix
     assert num_prefix > 0
     torch.manual_seed(0)
     before = torch.randn(2, num_prefix, 2, 4, dtype=torch.float64)

@@ -134,7 +134,7 @@ class Gateway:
     def joined(self, own: Tensor, layer: int, which: int) -> Tensor:
         """The gateway's keys or values, padding, and own (1, Q, H, D): (1, P + Q, H, D)."""
         part = self.part
-        missing = part.num_padded_prefix - len(part.prefix)
+        missing = part.num_padded_prefix - part.num_prefix
         padding = [own.new_zeros(missing, *own.shape[2:])] if missing else []
         read = [
             self.store.read(run.number, layer)[which][run.start : run.stop] for run in part.sources

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import get_args
 
-from vla_nav.errors import UserError, unknown_name
+from vla_nav.errors import UserError, require_count, unknown_name
 from vla_nav.training.optimiser import OptimiserSettings
 from vla_nav.training.schedule import Budget
 from vla_nav.tree.partition_types import PartitionMode
@@ -52,8 +52,7 @@ class PartitionSettings:
     mode: PartitionMode = "recompute"
 
     def __post_init__(self) -> None:
-        if self.tokens is not None and (isinstance(self.tokens, bool) or self.tokens < 1):
-            raise UserError(f"training.partition.tokens={self.tokens}; 1 or more, or null")
+        require_count("training.partition.tokens", self.tokens, or_null=True)
         if self.mode not in get_args(PartitionMode):
             raise unknown_name("training.partition.mode", self.mode, get_args(PartitionMode))
 
@@ -83,9 +82,7 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         for name in ("pack_tokens", "accumulate", "parallel_packs", "log_every_steps"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UserError(f"training.{name}={value!r}; an integer of 1 or more is needed")
+            require_count(f"training.{name}", getattr(self, name))
         if self.normalisation not in _NORMALISATIONS:
             raise unknown_name("losses.normalisation", self.normalisation, _NORMALISATIONS)
         if self.parallel_packs > 1 and self.partition.tokens is not None:

@@ -156,6 +156,8 @@ def _packed_policy(trees: Sequence[PrefixTree]) -> PackedPolicy | None:
     if not parts:
         return None
     columns = [np.concatenate(column).astype(np.float32) for column in zip(*parts, strict=True)]
+    if not all(np.isfinite(column).all() for column in columns[:2]):
+        raise ValueError("coefficients times advantages must be finite in float32")
     return PackedPolicy(*map(torch.from_numpy, columns))
 
 

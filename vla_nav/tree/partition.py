@@ -60,12 +60,11 @@ def partition(
     """
     if mode not in get_args(PartitionMode):
         raise unknown_name("training.partition.mode", mode, get_args(PartitionMode))
-    if capacity < 1:
+    if not isinstance(capacity, int) or not 1 <= capacity < 2**31:
         raise ValueError(f"a partition needs a capacity of 1 or more tokens, got {capacity}")
     whole = pack(trees) if whole is None else whole
-    assert len(whole.token_ids) == whole.num_tokens, (
-        "partitions are cut from a pack without padding"
-    )
+    if len(whole.token_ids) != whole.num_tokens:
+        raise ValueError("partitions are cut from a pack without padding")
     subtree_end, depth = whole.subtree_end.numpy(), whole.position_ids.numpy()
     if mode == "recompute":
         points = cut_points(trees, stride=max(1, capacity // 256))

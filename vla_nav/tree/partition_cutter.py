@@ -21,7 +21,7 @@ import torch
 
 from vla_nav.tree.packing import PackedTree
 from vla_nav.tree.partition_types import FirstPass, Partition, Run
-from vla_nav.tree.types import IntArray
+from vla_nav.tree.types import Int32Array, IntArray
 
 Pad = Callable[[int], int]
 
@@ -99,7 +99,7 @@ class PartitionCutter:
             parent=parent,
             packed=self._local(own, prefix, targets),
             own=torch.from_numpy(own),
-            prefix=torch.from_numpy(prefix),
+            num_prefix=len(prefix),
             sources=_runs(self._part_of[prefix], self._export_row[prefix]),
             exports=_runs(np.full(len(exported), number), exported),
             targets=torch.from_numpy(targets),
@@ -118,9 +118,9 @@ class PartitionCutter:
         whole = self._whole
         size = self._padded_length(len(own))
         subtree_end = np.arange(1, size + 1, dtype=np.int32)  # padding sees itself only
-        subtree_end[: len(own)] = np.searchsorted(own, self._subtree_end[own])
+        subtree_end[: len(own)] = _rows_before(own, self._subtree_end[own])
         prefix_end = np.zeros(self._padded_prefix(len(prefix)), dtype=np.int32)  # seen by nobody
-        prefix_end[: len(prefix)] = np.searchsorted(own, self._subtree_end[prefix])
+        prefix_end[: len(prefix)] = _rows_before(own, self._subtree_end[prefix])
         index, chosen = torch.from_numpy(own), torch.from_numpy(targets)
         extra = size - len(own)
         policy = whole.policy
@@ -141,6 +141,14 @@ class PartitionCutter:
             prefix_end=torch.from_numpy(prefix_end),
             num_tokens=len(own),
         )
+
+
+def _rows_before(own: IntArray, stops: Int32Array) -> IntArray:
+    """How many own tokens (ascending) come before each pack index in `stops`."""
+    first, count = int(own[0]), len(own)
+    if int(own[-1]) == first + count - 1:  # one run of the pack
+        return np.clip(stops.astype(np.int64), first, first + count) - first
+    return np.searchsorted(own, stops)
 
 
 def _runs(numbers: IntArray, rows: IntArray) -> tuple[Run, ...]:

@@ -35,16 +35,17 @@ class Partition:
 
     parent: the partition that it was cut from (the last one of its gateway), -1 for none.
     packed: the own tokens, `target_index` as in the whole pack; targets whose predictor is here.
-    own (Q,), prefix (P,) int64: pack indices, without padding. sources: the gateway as runs of
-    other partitions' exports, in order. exports: what others read, as runs of own rows; heavy paths
-    are contiguous, so runs are few. targets (M,) int64: which of the whole pack's are here.
+    own (Q,) int64: pack indices, without padding. num_prefix: P, without padding. sources: the
+    gateway as runs of other partitions' exports, in order. exports: what others read, as runs of
+    own rows; heavy paths are contiguous, so runs are few. targets (M,) int64: which of the whole
+    pack's targets are here.
     """
 
     number: int
     parent: int
     packed: PackedTree
     own: torch.Tensor
-    prefix: torch.Tensor
+    num_prefix: int
     sources: tuple[Run, ...]
     exports: tuple[Run, ...]
     targets: torch.Tensor
@@ -72,7 +73,6 @@ class Partition:
             self,
             packed=function(self.packed),
             own=function(self.own),
-            prefix=function(self.prefix),
             targets=function(self.targets),
         )
 
@@ -95,7 +95,7 @@ class Partitioned:
     @property
     def gateway_tokens(self) -> int:
         """Gateway keys summed over partitions: what the cuts minimise."""
-        return sum(len(part.prefix) for part in self.parts)
+        return sum(part.num_prefix for part in self.parts)
 
     @property
     def exported_tokens(self) -> int:

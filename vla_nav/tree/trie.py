@@ -19,10 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from vla_nav.errors import unknown_name
 from vla_nav.tree.types import IntArray, Path, Segment, Trunk
 
 FrameMerging = Literal["token", "atomic"]
@@ -94,6 +95,8 @@ class Place(NamedTuple):
 
 def merge_paths(paths: Sequence[Path], frame_merging: FrameMerging) -> tuple[TrieNode, list[Place]]:
     """The trie's empty root, and for each path the place where it ends."""
+    if frame_merging not in get_args(FrameMerging):
+        raise unknown_name("frame merging", frame_merging, get_args(FrameMerging))
     root = TrieNode(_EMPTY, _EMPTY.keys, 0, 0, None)
     start = Place(root, None)
     known: dict[int, Place] = {}  # id(trunk) -> its end

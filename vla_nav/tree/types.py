@@ -209,7 +209,12 @@ def token_keys(
         text with log-probability (bits + 1) * 2^32 + id            >= 2^32
 
     bits: the 31 low bits of the float32 (its sign says nothing: log-probabilities are <= 0).
+    Raises `ValueError` for a negative id or a frame_index below -1: other tokens have these keys.
     """
+    if len(token_ids) and (token_ids.min() < 0 or frame_index.min() < -1):
+        raise ValueError(
+            f"token ids are >= 0 and frame_index >= -1, got {token_ids.min()}, {frame_index.min()}"
+        )
     keys = token_ids
     if log_probs is not None:
         bits = (np.abs(log_probs).view(np.int32)).astype(np.int64)

@@ -13,11 +13,11 @@ from typing import Any
 
 from vla_nav.actions.types import ActionSpace
 from vla_nav.episodes.types import Embodiment, Episode
-from vla_nav.errors import UserError
+from vla_nav.errors import UserError, unknown_name
 from vla_nav.models.assembly import ModelConfig, build_prompt
 from vla_nav.models.prompt import Layout, PromptBuilder
 from vla_nav.training.episode_file import open_episodes
-from vla_nav.training.grouping import grouped
+from vla_nav.training.grouping import GROUPS, grouped
 from vla_nav.training.made_summaries import MadeSummaries, episode_paths
 from vla_nav.training.recorded_split import require_conventions
 from vla_nav.training.shapes import FrameTokens
@@ -50,6 +50,8 @@ class DrawRecipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.group not in GROUPS:
+            raise unknown_name("tree.group", self.group, GROUPS)
         for name, value in (("steps", self.num_steps), ("block_size", self.block_size)):
             is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if not is_count and not (name == "block_size" and value is None):

@@ -14,6 +14,7 @@ Axis legend: n tokens of a path, B paths of a batch, M supervised tokens, V logi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -32,6 +33,7 @@ from vla_nav.verification.equivalence import trees_of
 from vla_nav.verification.oracle import Sample, num_supervised
 from vla_nav.verification.progress import Paced, Progress
 from vla_nav.verification.report import Finding, difference
+from vla_nav.verification.report import largest as largest_of
 from vla_nav.verification.vla_forwards import (
     causal_hidden,
     path_embeddings,
@@ -98,6 +100,8 @@ def _rows(tree: _Drift, batch: _Drift, rounding: _Drift) -> list[Finding]:
     ):
         found, other, float32 = (getattr(drift, quantity) for drift in (tree, batch, rounding))
         bound = max(_FACTOR * max(other[1], float32[1]), _LEAST)
+        if not math.isfinite(bound):  # nothing to compare with
+            bound = _LEAST
         notes = [drift.tensor if quantity == "worst" else "" for drift in (tree, batch, rounding)]
         free = float("inf")
         findings += [
@@ -116,9 +120,9 @@ def _drift(found: _Run, expected: _Run) -> _Drift:
         gap = ours - reference
         square += float(gap.square().sum())
         norm += float(reference.square().sum())
-        largest = max(largest, float(gap.abs().max()))
+        largest = largest_of([largest, float(gap.abs().max())])
         one = difference(ours, reference)
-        if not one[1] <= worst[1]:
+        if not math.isnan(worst[1]) and not one[1] <= worst[1]:
             tensor, worst = name, one
     overall = (square / norm) ** 0.5 if norm > 0 else float(square > 0)
     return _Drift(

@@ -22,7 +22,7 @@ from vla_nav.tree.packing import PackedTree, pack
 from vla_nav.tree.prefix_tree import PrefixTree
 from vla_nav.verification.equivalence import PackedForward, trees_of
 from vla_nav.verification.oracle import Sample
-from vla_nav.verification.report import Finding
+from vla_nav.verification.report import Finding, largest
 
 
 @torch.no_grad()
@@ -81,9 +81,9 @@ def check_leakage(
 def _finding(kind: str, values: list[float]) -> Finding:
     note = f"{len(values)} probes"
     if kind == "ancestor":
-        least = min(values, default=0.0)
+        least = -largest(-value for value in values)
         return Finding("probe: ancestor moves logits", least, None, 0.0, True, note)
-    return Finding(f"probe: {kind}", max(values, default=0.0), None, 0.0, note=note)
+    return Finding(f"probe: {kind}", largest(values), None, 0.0, note=note)
 
 
 def _note(values: list[float], change: Tensor) -> None:

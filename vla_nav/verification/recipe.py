@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from vla_nav.actions.types import ActionSpace
-from vla_nav.errors import UserError, unknown_name
+from vla_nav.errors import require_count, unknown_name
 from vla_nav.losses import Normalisation
 from vla_nav.models.assembly import ModelConfig
 from vla_nav.training.grouping import GROUPS
-from vla_nav.tree.layout import Layout
+from vla_nav.tree.layout import SUPERVISION, Layout
 
 _STEPS = 8  # of a generated or recorded episode, where the layout does not ask for more
 _BEYOND = 4  # steps after a window, a resampling or a summary begins to bind
@@ -36,19 +36,18 @@ class VerifySettings:
     drift_episodes: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("num_episodes", 1),
-            ("max_steps", 1),
-            ("num_trees", 0),
-            ("max_layers", 1),
-            ("max_width", 8),
-            ("num_probes", 0),
-            ("max_parts", 0),
-            ("drift_episodes", 0),
+        for name, least, or_null in (
+            ("num_episodes", 1, False),
+            ("max_steps", 1, True),
+            ("num_trees", 0, False),
+            ("max_layers", 1, True),
+            ("max_width", 8, True),
+            ("num_probes", 0, False),
+            ("max_parts", 0, False),
+            ("drift_episodes", 0, False),
         ):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"verification.{name}={value}: allowed: {least} and more")
+            require_count(f"verification.{name}", value, least=least, or_null=or_null)
 
     def steps(self, layout: Layout) -> int:
         """Steps of an episode under `layout`."""
@@ -86,5 +85,10 @@ class VerifyRecipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.group not in GROUPS:
-            raise unknown_name("tree.group", self.group, GROUPS)
+        for key, value, allowed in (
+            ("tree.group", self.group, GROUPS),
+            ("tree.supervise", self.supervise, SUPERVISION),
+            ("losses.normalisation", self.normalisation, get_args(Normalisation)),
+        ):
+            if value not in allowed:
+                raise unknown_name(key, str(value), allowed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -52,9 +52,23 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> tuple[float, floa
     return float(gap.max()), distance / norm if norm > 0 else math.inf
 
 
+def excess(finding: Finding) -> float:
+    """A finding's value over its bound; infinite for not a number, which `max` would drop."""
+    value = finding.absolute if finding.relative is None else finding.relative
+    if math.isnan(value):
+        return math.inf
+    return value / finding.bound if finding.bound else math.inf * value if value else 0.0
+
+
+def largest(values: Iterable[float]) -> float:
+    """The largest value, 0 for none; not a number where any is not one."""
+    values = list(values)
+    return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
+
+
 def worst(check: str, findings: Sequence[Finding]) -> Finding:
     """The finding furthest over its bound, under the name `check`."""
-    top = max(findings, key=lambda f: (f.absolute if f.relative is None else f.relative) / f.bound)
+    top = max(findings, key=excess)
     note = f"worst of {len(findings)}: {top.check}"
     return Finding(check, top.absolute, top.relative, top.bound, top.must_differ, note)
 

@@ -39,7 +39,7 @@ from vla_nav.verification.leakage import check_leakage
 from vla_nav.verification.oracle import Sample
 from vla_nav.verification.progress import Paced, Progress
 from vla_nav.verification.recipe import VerifyRecipe, VerifySettings
-from vla_nav.verification.report import Finding, as_values, num_violated
+from vla_nav.verification.report import Finding, as_values, largest, num_violated
 from vla_nav.verification.samples import (
     EpisodeSample,
     episode_samples,
@@ -209,12 +209,12 @@ def _encoder_gradient(model: VLA, samples: Sequence[Sample]) -> Finding:
     )
     torch.autograd.backward(logits.square().sum())
     assert trained.encoder is not None
-    largest = max(
+    size = largest(
         float(value.grad.abs().max())
         for value in trained.encoder.parameters()
         if value.grad is not None
     )
-    return Finding("gradient reaches the encoder", largest, None, 0.0, must_differ=True)
+    return Finding("gradient reaches the encoder", size, None, 0.0, must_differ=True)
 
 
 def _paced(forward: Callable[..., Tensor], paced: Paced) -> Callable[..., Tensor]:

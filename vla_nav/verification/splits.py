@@ -32,7 +32,7 @@ from vla_nav.tree.packing import PackedTree, pack
 from vla_nav.tree.partition_types import PartitionMode
 from vla_nav.verification.equivalence import FLOAT64_NORMS, Bounds, trees_of
 from vla_nav.verification.oracle import Sample
-from vla_nav.verification.report import Finding, compare
+from vla_nav.verification.report import Finding, compare, excess
 from vla_nav.verification.updates import compare_updates, take_step
 from vla_nav.verification.vla_forwards import packed_forward
 
@@ -147,5 +147,5 @@ def _named(finding: Finding, name: str) -> Finding:
 
 def _worst(check: str, findings: Sequence[Finding], note: str) -> Finding:
     """The worst of one check; `findings` differ in the way, which their notes begin with."""
-    top = max(findings, key=lambda finding: finding.relative or 0.0)
+    top = max(findings, key=excess)
     return replace(top, check=check, note=f"{note}; worst: {top.note}" if top.absolute else note)
