@@ -24,7 +24,7 @@ from vla_nav.episodes.lerobot_meta_files import ForeignInfo, fill, whole
 from vla_nav.episodes.lerobot_rows import kept_columns
 from vla_nav.episodes.lerobot_steps import executed_primitives, steps_of
 from vla_nav.episodes.lerobot_v2 import EPISODES
-from vla_nav.episodes.parquet_columns import ParquetColumns
+from vla_nav.episodes.parquet_columns import ParquetColumns, one_line
 from vla_nav.episodes.types import Episode, Pose
 from vla_nav.errors import UserError
 
@@ -113,7 +113,8 @@ class InternRows:
         mounted = sorted((-_mounted(s)["pitch_deg"], s) for s in settings if _mounted(s))
         if not mounted:
             raise UserError(
-                f"{where}: columns {', '.join(settings)[:80]} name no setting such as 125cm_30deg"
+                f"{where}: columns {one_line(', '.join(settings), 80)} name no setting such as "
+                "125cm_30deg"
             )
         first: list[Pose] = []
         for _, name in mounted:  # the levellest comes first
@@ -122,10 +123,10 @@ class InternRows:
                 file.floats(rows, name, size=16).reshape(-1, 4, 4),
                 height_m=camera["height_m"],
                 pitch_deg=-camera["pitch_deg"],
-                where=f"{where}, column '{name}'",
+                where=f"{where}, column '{one_line(name)}'",
             )
             if first:
-                check_same_body(first, found.poses, f"{where}, column '{name}'")
+                check_same_body(first, found.poses, f"{where}, column '{one_line(name)}'")
             else:
                 first, about["axes"] = found.poses, found.axes
         actions = file.integers(rows, "action")

@@ -20,7 +20,7 @@ from PIL import Image
 
 from vla_nav.episodes.frame_folders import MAX_FILE_BYTES, MAX_PIXELS, inside, read_picture
 from vla_nav.episodes.frames import millimetres_to_depth
-from vla_nav.episodes.parquet_columns import ParquetCache
+from vla_nav.episodes.parquet_columns import ParquetCache, one_line
 from vla_nav.episodes.video_index import VideoCache
 from vla_nav.errors import UserError
 
@@ -42,7 +42,7 @@ class LeRobotFrames:
             return read_picture(path)
         found = re.fullmatch(r"(\d{1,9})(?:/(.+))?", part)
         if found is None:
-            raise UserError(f"{path}: key '{frame_key[:200]}' names no frame; expected #NUMBER")
+            raise UserError(f"{path}: key '{one_line(frame_key)}' names no frame; expected #NUMBER")
         if found[2] is None:
             return self._videos.open(name).read(int(found[1]))
         return self._image(name, int(found[1]), found[2])
@@ -95,4 +95,4 @@ def decode_image(data: bytes, where: str) -> np.ndarray:
     except UserError:
         raise
     except _FAULTS as error:
-        raise UserError(f"{where}: not a readable JPEG or PNG ({str(error)[:100]})") from None
+        raise UserError(f"{where}: not a readable JPEG or PNG ({one_line(error)})") from None

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
+from vla_nav.episodes.parquet_columns import one_line
 from vla_nav.errors import UserError
 
 INFO = "meta/info.json"
@@ -61,12 +62,12 @@ class ForeignInfo:
         if text is None:
             raise UserError(
                 f"{self.path}: has no split '{split}'; allowed as data.split: "
-                f"{', '.join(sorted(self.splits))}"
+                f"{one_line(', '.join(sorted(self.splits)))}"
             )
         found = re.fullmatch(r"\s*(\d{1,12})\s*:\s*(\d{1,12})?\s*", text)
         if found is None:
             raise UserError(
-                f"{self.path}: splits.{split} is '{text}'; expected FIRST:STOP, such as 0:100"
+                f"{self.path}: splits.{split} is '{one_line(text, 40)}'; expected FIRST:STOP, such as 0:100"
             )
         return int(found[1]), int(found[2]) if found[2] else None
 
@@ -99,6 +100,9 @@ def read_info(root: Path) -> ForeignInfo:
     features = raw.get("features", {})
     if not isinstance(features, dict) or not all(isinstance(f, dict) for f in features.values()):
         raise UserError(f"{path}: features is no table of features; copy the data set again")
+    odd = [key for key in features if not key.isprintable()]
+    if odd:
+        raise UserError(f"{path}: features has a name {odd[0][:80]!r}; expected a printable text")
     fps = raw.get("fps")
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= 1e4:
         raise UserError(f"{path}: fps is {str(fps)[:40]!r}; expected a number above 0")
@@ -111,7 +115,7 @@ def read_info(root: Path) -> ForeignInfo:
     for key in ("data_path", "video_path"):
         if not isinstance(raw.get(key), str | None):
             raise UserError(f"{path}: {key} is {str(raw[key])[:40]!r}; expected a text")
-    version = str(raw.get("codebase_version", ""))[:20]
+    version = one_line(raw.get("codebase_version", ""), 20)
     is_v3 = version.startswith("v3")
     data = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
     video = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
@@ -142,7 +146,7 @@ def fill(template: str, source: Path, **values: int | str) -> str:
         name, width = found[1], int(found[2] or 0)
         if name not in values:
             raise UserError(
-                f"{source}: path template '{template[:80]}' asks for {{{name}}}; "
+                f"{source}: path template '{one_line(template, 80)}' asks for {{{name}}}; "
                 f"allowed: {', '.join(values)}"
             )
         given = values[name]
@@ -150,7 +154,7 @@ def fill(template: str, source: Path, **values: int | str) -> str:
 
     text = _FIELD.sub(value, template)
     if "{" in text or "}" in text:
-        raise UserError(f"{source}: path template '{template[:80]}' is not understood")
+        raise UserError(f"{source}: path template '{one_line(template, 80)}' is not understood")
     check_relative(text, source)
     return text
 
@@ -158,8 +162,10 @@ def fill(template: str, source: Path, **values: int | str) -> str:
 def check_relative(path: str, source: Path) -> None:
     """Raise `UserError` unless `path` stays inside the folder it is relative to."""
     parts = PurePosixPath(path)
-    if parts.is_absolute() or ".." in parts.parts or "\0" in path or not path:
-        raise UserError(f"{source}: '{path[:80]}' leaves the data set; expected a path inside it")
+    if parts.is_absolute() or ".." in parts.parts or not path.isprintable() or not path:
+        raise UserError(
+            f"{source}: '{one_line(path, 80)}' leaves the data set; expected a path inside it"
+        )
 
 
 class Line(NamedTuple):
@@ -218,7 +224,7 @@ def _object(line: bytes, path: Path, number: int | None) -> dict[str, Any]:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{where} is not valid JSON ({_short(error)}); the file is damaged or cut short: "
+            f"{where} is not valid JSON ({one_line(error)}); the file is damaged or cut short: "
             "copy it again"
         ) from None
     if not isinstance(value, dict):
@@ -235,9 +241,5 @@ def _json_file(path: Path) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{path}: not valid JSON ({_short(error)}); the file is damaged: copy it again"
+            f"{path}: not valid JSON ({one_line(error)}); the file is damaged: copy it again"
         ) from None
-
-
-def _short(error: Exception) -> str:
-    return str(error).splitlines()[0][:80]

@@ -58,14 +58,14 @@ class ParquetColumns:
         missing = [name for name in columns if name not in self.names]
         if missing:
             raise UserError(
-                f"{self.path}: has no column '{missing[0]}'; it has {', '.join(self.names)[:200]}"
+                f"{self.path}: has no column '{one_line(missing[0])}'; it has {one_line(', '.join(self.names), 200)}"
             )
         try:
             size = self._stated_bytes(group, columns)
             if size > _BYTES:
                 raise UserError(
                     f"{self.path}: row group {group} states {size} bytes for "
-                    f"{', '.join(columns)[:80]}; at most {_BYTES} are read: write it in smaller "
+                    f"{one_line(', '.join(columns), 80)}; at most {_BYTES} are read: write it in smaller "
                     "row groups"
                 )
             table = self._file.read_row_group(group, list(columns), use_threads=False)
@@ -110,7 +110,7 @@ class ParquetColumns:
         try:
             return column.cast(pa.int64()).to_numpy() if len(column) else np.zeros(0, np.int64)
         except pa.ArrowException as error:
-            raise UserError(f"{self.path}: column '{name}': {_line(error)}") from None
+            raise UserError(f"{self.path}: column '{name}': {one_line(error)}") from None
 
     def floats(self, table: pa.Table, name: str, *, size: int) -> np.ndarray:
         """(rows, size) float64 of a column of numbers or of (nested) lists of them."""
@@ -171,8 +171,10 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _damaged(path: Path, error: BaseException) -> str:
-    return f"{path}: not a readable parquet file ({_line(error)}); it is damaged: copy it again"
+    return f"{path}: not a readable parquet file ({one_line(error)}); it is damaged: copy it again"
 
 
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+def one_line(value: object, most: int = 120) -> str:
+    """A text out of a file or a library, for a message: its first line, printable, and short."""
+    line = (str(value).splitlines() or [type(value).__name__])[0][:most]
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vla_nav.episodes.parquet_columns import one_line
 from vla_nav.errors import UserError
 
 MAX_FRAMES = 20_000_000  # in one file
@@ -67,7 +68,7 @@ class VideoByNumber:
         try:
             self._container = self._av.open(str(path), "r", format="mp4", metadata_errors="replace")
         except (self._av.error.FFmpegError, ValueError, OSError, MemoryError) as error:
-            raise UserError(f"{path}: not a readable video ({_line(error)})") from None
+            raise UserError(f"{path}: not a readable video ({one_line(error)})") from None
         try:
             self._stream = self._first_stream()
             self.index = index or VideoIndex.of(self._container, self._stream, path)
@@ -75,7 +76,7 @@ class VideoByNumber:
             self.close()
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"{path}: damaged ({_line(error)}); copy it again") from None
+            raise UserError(f"{path}: damaged ({one_line(error)}); copy it again") from None
         self._frames: Iterator[Any] = iter(())
         self._last: int | None = None  # number of the frame decoded last
 
@@ -96,7 +97,7 @@ class VideoByNumber:
             if isinstance(error, UserError):
                 raise
             raise UserError(
-                f"{self._path}: damaged at frame {number} ({_line(error)}); copy it again"
+                f"{self._path}: damaged at frame {number} ({one_line(error)}); copy it again"
             ) from None
 
     def close(self) -> None:
@@ -155,7 +156,7 @@ def stated_frames(path: Path) -> int:
         with av.open(str(path), "r", format="mp4", metadata_errors="replace") as container:
             count = container.streams.video[0].frames if container.streams.video else 0
     except (av.error.FFmpegError, ValueError, OSError, MemoryError) as error:
-        raise UserError(f"{path}: not a readable video ({_line(error)})") from None
+        raise UserError(f"{path}: not a readable video ({one_line(error)})") from None
     if count <= 0:
         video = VideoByNumber(path)
         count = len(video)
@@ -201,7 +202,3 @@ def _av() -> Any:
             f"videos need the package av ({error}); install it with `pip install av`"
         ) from None
     return av
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
