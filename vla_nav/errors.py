@@ -11,7 +11,21 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A fault in the user's input: the message names the file and key, the value and the remedy."""
+    """A fault in the user's input: the message names the file and key, the value and the remedy.
+
+    Messages repeat what a file says, so characters that cannot be printed (line ends, terminal
+    escapes, half characters) are written as their escapes: the message is one line of text.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(map(_printable, message)))
+
+
+def _printable(character: str) -> str:
+    """The character, or `\\x1b` and the like for one that a terminal must not get."""
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def require_count(key: str, value: object, *, least: int = 1, or_null: bool = False) -> None:
