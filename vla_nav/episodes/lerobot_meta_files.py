@@ -67,7 +67,8 @@ class ForeignInfo:
         found = re.fullmatch(r"\s*(\d{1,12})\s*:\s*(\d{1,12})?\s*", text)
         if found is None:
             raise UserError(
-                f"{self.path}: splits.{split} is '{one_line(text, 40)}'; expected FIRST:STOP, such as 0:100"
+                f"{self.path}: splits.{split} is '{one_line(text, 40)}'; expected FIRST:STOP, "
+                "such as 0:100"
             )
         return int(found[1]), int(found[2]) if found[2] else None
 

@@ -58,15 +58,16 @@ class ParquetColumns:
         missing = [name for name in columns if name not in self.names]
         if missing:
             raise UserError(
-                f"{self.path}: has no column '{one_line(missing[0])}'; it has {one_line(', '.join(self.names), 200)}"
+                f"{self.path}: has no column '{one_line(missing[0])}'; it has "
+                f"{one_line(', '.join(self.names), 200)}"
             )
         try:
             size = self._stated_bytes(group, columns)
             if size > _BYTES:
                 raise UserError(
                     f"{self.path}: row group {group} states {size} bytes for "
-                    f"{one_line(', '.join(columns), 80)}; at most {_BYTES} are read: write it in smaller "
-                    "row groups"
+                    f"{one_line(', '.join(columns), 80)}; at most {_BYTES} are read: write it in "
+                    "smaller row groups"
                 )
             table = self._file.read_row_group(group, list(columns), use_threads=False)
             table.validate(full=True)

@@ -14,10 +14,11 @@ import io
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
-import av
 import numpy as np
 
+from vla_nav.episodes.video_index import require_av
 from vla_nav.errors import UserError
 
 _KEY_FRAME_EVERY = 8
@@ -33,6 +34,7 @@ def encode_clip(frames: Sequence[np.ndarray], *, fps: int) -> bytes:
             f"video frames of {width}x{height}: both sides must be even; "
             "choose another camera size or storage=png"
         )
+    av = require_av()
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=fps, options=_OPTIONS)
@@ -52,6 +54,7 @@ def join_clips(target: Path, clips: Iterator[tuple[bytes, int]], *, fps: int) ->
 
     clips: (bytes of `encode_clip`, number of its frames), all of one size. Nothing is re-encoded.
     """
+    av = require_av()
     num_frames = 0
     with av.open(str(target), "w", format="mp4") as output:
         stream = None
@@ -80,13 +83,14 @@ class VideoFrames:
     def __init__(self, path: Path, *, fps: int) -> None:
         self._path = path
         self._fps = fps
+        self._av = av = require_av()
         try:
             self._container = av.open(str(path))
             self._stream = self._container.streams.video[0]
         except (av.error.FFmpegError, IndexError) as error:
             raise UserError(f"{path}: not a readable video ({error})") from None
         self._stream.thread_type = "NONE"
-        self._frames: Iterator[av.VideoFrame] = iter(())
+        self._frames: Iterator[Any] = iter(())
         self._last: int | None = None  # number of the frame decoded last
 
     def read(self, number: int) -> np.ndarray:
@@ -100,7 +104,7 @@ class VideoFrames:
                     return frame.to_ndarray(format="rgb24")
                 if self._last > number:
                     break
-        except av.error.FFmpegError as error:
+        except self._av.error.FFmpegError as error:
             raise UserError(f"{self._path}: damaged at frame {number} ({error})") from None
         raise UserError(f"{self._path}: has no frame {number}; the file is damaged or cut short")
 

@@ -64,7 +64,7 @@ class VideoByNumber:
         self._path = path
         if not path.is_file():
             raise UserError(f"{path}: no such file; copy the data set again, it is incomplete")
-        self._av = _av()
+        self._av = require_av()
         try:
             self._container = self._av.open(str(path), "r", format="mp4", metadata_errors="replace")
         except (self._av.error.FFmpegError, ValueError, OSError, MemoryError) as error:
@@ -151,7 +151,7 @@ def stated_frames(path: Path) -> int:
     """How many frames a file's header states; where it states none, they are listed."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; copy the data set again, it is incomplete")
-    av = _av()
+    av = require_av()
     try:
         with av.open(str(path), "r", format="mp4", metadata_errors="replace") as container:
             count = container.streams.video[0].frames if container.streams.video else 0
@@ -194,7 +194,8 @@ class VideoCache:
         self._open, self._indices = OrderedDict(), OrderedDict()
 
 
-def _av() -> Any:
+def require_av() -> Any:
+    """The package av, imported when a video is first touched; `UserError` where it is missing."""
     try:
         import av
     except ImportError as error:
