@@ -21,6 +21,7 @@ import trimesh
 
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.files import read_json
+from vla_nav.simulators.scene_limits import Resolver, Textures, check_file_size, check_own_images
 
 SUFFIXES = (".glb", ".gltf", ".ply", ".obj")
 _UP_ROTATIONS = {  # from the file's axes to +Y up, -Z forward
@@ -61,7 +62,8 @@ class _Part(NamedTuple):
 def load_stage(path: str | Path, *, up_axis: str = "y") -> Stage:
     """Read a scene file. `up_axis` is the file's up direction, "y" (glTF) or "z" (raw MP3D).
 
-    Raises `UserError` for a missing, damaged, empty or unknown file and for bad metadata.
+    Raises `UserError` for a missing, damaged, empty, unknown or too large file (the limits are
+    those of `scene_limits.py`) and for bad metadata.
     """
     path = Path(path)
     if up_axis not in _UP_ROTATIONS:
@@ -71,6 +73,7 @@ def load_stage(path: str | Path, *, up_axis: str = "y") -> Stage:
     scene = _read_scene(path)
     semantic = _semantic_table(path)
 
+    textures = Textures(path)
     parts: list[_Part] = []
     ids: list[int] = []
     names: dict[int, str] = {}
@@ -89,7 +92,7 @@ def load_stage(path: str | Path, *, up_axis: str = "y") -> Stage:
             semantic_id = semantic.get(node, semantic.get(geometry_name, 0))
         names[semantic_id] = node
         ids.append(semantic_id)
-        parts.append(_part(geometry, transform))
+        parts.append(_part(f"{path}: mesh {geometry_name!r}", geometry, transform, textures))
     if not parts:
         raise UserError(f"{path}: holds no triangles; export the scene's meshes into it")
     return _joined(path, parts, ids, names, _UP_ROTATIONS[up_axis])
@@ -105,13 +108,22 @@ def _read_scene(path: Path) -> trimesh.Scene:
         ) from None
     if size == 0:
         raise UserError(f"{path}: the scene file is empty; write or download it again")
+    check_file_size(path, size)
+    resolver = Resolver(str(path))
     try:
-        return trimesh.load_scene(path, process=False)
+        if path.suffix.lower() in (".glb", ".gltf"):
+            check_own_images(path)
+        scene = trimesh.load_scene(path, process=False, resolver=resolver)
+    except UserError:
+        raise
     except Exception as error:  # noqa: BLE001 - trimesh raises whatever the parser met
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:160]
         raise UserError(
             f"{path}: the scene file is damaged ({reason}); write or download it again"
         ) from None
+    if resolver.refusal is not None:
+        raise resolver.refusal
+    return scene
 
 
 def _semantic_table(path: Path) -> dict[str, int] | None:
@@ -133,9 +145,21 @@ def _semantic_table(path: Path) -> dict[str, int] | None:
     return table
 
 
-def _part(geometry: trimesh.Trimesh, transform: np.ndarray) -> _Part:
-    vertices = np.asarray(geometry.vertices) @ transform[:3, :3].T + transform[:3, 3]
+def _part(
+    where: str, geometry: trimesh.Trimesh, transform: np.ndarray, textures: Textures
+) -> _Part:
+    vertices = np.asarray(geometry.vertices)
+    if vertices.ndim != 2 or vertices.shape[1] != 3:
+        raise UserError(
+            f"{where}: vertices of shape {vertices.shape}; (n, 3) is needed; export the scene again"
+        )
+    vertices = vertices @ transform[:3, :3].T + transform[:3, 3]
     faces = np.asarray(geometry.faces)
+    if faces.min() < 0 or faces.max() >= len(vertices):
+        raise UserError(
+            f"{where}: faces name vertices {faces.min()} to {faces.max()}; it has 0 to "
+            f"{len(vertices) - 1}; export the scene again"
+        )
     if np.linalg.det(transform[:3, :3]) < 0:  # a mirrored node turns its triangles inside out
         faces = faces[:, ::-1]
     rgb = np.tile(np.float32(_DEFAULT_RGB), (len(faces), 1))
@@ -146,7 +170,7 @@ def _part(geometry: trimesh.Trimesh, transform: np.ndarray) -> _Part:
         rgb[:] = _material_rgb(material)
         image = getattr(material, "baseColorTexture", None) or getattr(material, "image", None)
         if image is not None and visual.uv is not None and len(visual.uv) == len(vertices):
-            texture = np.asarray(image.convert("RGB"))
+            texture = textures.decode(image)
             corner_uv = np.asarray(visual.uv, np.float32)[faces]
         colours = visual.vertex_attributes.get("color") if visual.vertex_attributes else None
         if colours is not None and texture is None:
@@ -190,6 +214,7 @@ def _joined(
         raise UserError(f"{path}: vertices hold NaN or infinity; export the scene again")
     corner_rgb = corner_uv = face_texture = None
     textures: list[np.ndarray] = []
+    places: dict[int, int] = {}  # of the textures, by identity: parts share them
     if any(part.corner_rgb is not None for part in parts):
         corner_rgb = np.full((sum(counts), 3, 3), np.nan, np.float32)
     if any(part.texture is not None for part in parts):
@@ -203,8 +228,10 @@ def _joined(
             corner_rgb[here] = part.corner_rgb
         if part.texture is not None:
             corner_uv[here] = part.corner_uv
-            face_texture[here] = len(textures)
-            textures.append(part.texture)
+            place = places.setdefault(id(part.texture), len(textures))
+            if place == len(textures):
+                textures.append(part.texture)
+            face_texture[here] = place
     return Stage(
         path=str(path),
         vertices=np.ascontiguousarray(vertices, np.float32),
