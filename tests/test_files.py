@@ -10,7 +10,7 @@ import pytest
 
 from vla_nav import files
 from vla_nav.errors import UserError
-from vla_nav.files import atomic_path, read_json, remove_leftovers, write_json
+from vla_nav.files import atomic_path, read_json, remove_leftovers, require_regular, write_json
 
 
 def test_a_body_that_raises_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -69,6 +69,21 @@ def test_damaged_json_is_named(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"a\.json: not valid JSON"):
         read_json(path)
+
+
+def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "link").symlink_to("a.json")
+    assert require_regular(tmp_path / "link").st_size == 2
+    os.mkfifo(tmp_path / "pipe")  # opening it would wait for a writer
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "pipe", tmp_path / "folder", Path("/dev/zero")):
+        with pytest.raises(UserError, match=f"{path}: is no regular file"):
+            require_regular(path)
+        with pytest.raises(UserError, match=f"{path}: is no regular file"):
+            read_json(path)
+    with pytest.raises(FileNotFoundError):
+        require_regular(tmp_path / "none")
 
 
 def test_leftovers_of_a_killed_writer_go_and_nothing_else(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -66,6 +67,7 @@ def read_json(source: str | Path) -> Any:
     """Read a JSON file; a missing or damaged one is a `UserError` that names it."""
     source = Path(source)
     try:
+        require_regular(source)
         return json.loads(source.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{source}: no such file; restore it, or name another path") from None
@@ -73,6 +75,20 @@ def read_json(source: str | Path) -> Any:
         raise UserError(
             f"{source}: not valid JSON ({error}); restore it, or have it written again"
         ) from None
+
+
+def require_regular(source: str | Path) -> os.stat_result:
+    """The status of a file. Raises `UserError` for a folder, pipe, socket or device, and `OSError`
+    for a missing file.
+
+    To be asked before a file of a data set is opened: a pipe's opening waits for a writer that may
+    never come, and a device need not end.
+    """
+    status = os.stat(source)
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
+        raise UserError(f"{source}: is no regular file but {kind}; put the file in its place")
+    return status
 
 
 def file_digest(source: str | Path) -> str:

@@ -20,15 +20,16 @@ def test_everything_in_the_files_comes_out(name: str, tmp_path: Path) -> None:
     assert differences(source, expected) == []
 
 
-@pytest.mark.parametrize("name", sorted(set(VARIANTS) - {"janusvln beside its episodes"}))
+@pytest.mark.parametrize("name", VARIANTS)
 def test_the_format_is_detected(name: str, tmp_path: Path) -> None:
     expected = VARIANTS[name](tmp_path)
     assert detect(expected.root, expected.split) == expected.format
 
 
 def test_a_folder_of_two_formats_is_not_guessed(tmp_path: Path) -> None:
-    expected = VARIANTS["janusvln beside its episodes"](tmp_path)
-    with pytest.raises(UserError, match="r2r_ce or janusvln"):
+    expected = VARIANTS["r2r_ce"](tmp_path)
+    assert VARIANTS["streamvln"](tmp_path).root == expected.root
+    with pytest.raises(UserError, match="r2r_ce or streamvln"):
         detect(expected.root, expected.split)
 
 

@@ -46,7 +46,6 @@ TABLES = (
     ("lerobot_v3", "meta/tasks.parquet"),
 )
 _DOUBLED = pytest.mark.xfail(reason="known fault: KeyError for a column that is there twice")
-_SURROGATE = pytest.mark.xfail(reason="known fault: UnicodeEncodeError for a surrogate in a path")
 VALUES: tuple[Any, ...] = (
     None,
     True,
@@ -95,10 +94,7 @@ def test_any_value_anywhere_in_json(limited: Limited, tmp_path: Path, name: str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [pytest.param(*f, marks=_SURROGATE) if f[0] == "streamvln" else f for f in FILES],
-)
+@pytest.mark.parametrize(("name", "file"), FILES)
 def test_many_values_anywhere_in_json(
     limited: Limited, tmp_path: Path, name: str, file: str
 ) -> None:

@@ -68,7 +68,7 @@ def test_unknown_keys_and_the_scene_are_kept(tmp_path: Path) -> None:
 FAULTS = {
     "actions": [None, [], [1, 2], [-1, True], [-1, 1.0], [-1, 6], [-1, -1], ["-1"], {"0": -1}],
     "instructions": [None, [], [3], 3],
-    "video": [None, "", 4, "../outside", "/etc"],
+    "video": [None, "", 4, "../outside", "/etc", "x" * 300, "x/" * 2100, "\ud800"],
     "id": ["", [1], 1.5],
 }
 

@@ -6,16 +6,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vla_nav.episodes.json_stream import JsonFile
+from vla_nav.episodes.json_stream import MAX_VALUE_CHARS, JsonFile
 from vla_nav.episodes.source import EpisodeError
 from vla_nav.episodes.types import Episode
 from vla_nav.errors import UserError
 
 FILE_NAMES = ("annotations.json", "annotations.json.gz", "annotations.json.zst")
+_MAX_FIRST_CHARS = (
+    2**20
+)  # of the record that tells the format; 500 paths of pictures take some 20,000
 
 
 def annotations_file(path: Path, split: str) -> Path | None:
@@ -24,7 +28,7 @@ def annotations_file(path: Path, split: str) -> Path | None:
         return path if ".json" in path.suffixes else None
     for folder in (path / split, path):
         for name in FILE_NAMES:
-            if (folder / name).is_file():
+            if os.path.lexists(folder / name):  # what is no file is refused when it is opened
                 return folder / name
     return None
 
@@ -40,16 +44,19 @@ def found_annotations(path: Path, split: str) -> Path:
 
 
 def first_record(file: Path) -> dict[str, Any]:
-    """The first record; {} where the file has none or cannot be read."""
+    """The first record; {} where the file has none, it is too long or it cannot be read."""
     try:
-        return next(read_records(file), {})
+        return next(read_records(file, max_chars=_MAX_FIRST_CHARS), {})
     except UserError:
         return {}
 
 
-def read_records(file: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file in its order. Raises `UserError` where the file is damaged."""
-    with JsonFile(file) as json_file:
+def read_records(file: Path, *, max_chars: int = MAX_VALUE_CHARS) -> Iterator[dict[str, Any]]:
+    """The records of a file in its order, each of at most `max_chars` characters.
+
+    Raises `UserError` where the file is damaged.
+    """
+    with JsonFile(file, max_value_chars=max_chars) as json_file:
         is_array = json_file.opening() == "["
         values = json_file.elements() if is_array else _values(json_file)
         number = -1

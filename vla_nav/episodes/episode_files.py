@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -86,7 +87,8 @@ def find_file(path: Path, split: str, suffix: str = "") -> Path | None:
     folders += [path / name / split for name in _PUBLISHED_FOLDERS]
     for folder in folders:
         for ending in ENDINGS:
-            if (file := folder / f"{split}{suffix}{ending}").is_file():
+            file = folder / f"{split}{suffix}{ending}"
+            if os.path.lexists(file):  # a pipe, folder or broken link is refused when it is opened
                 return file
     return None
 
@@ -106,7 +108,7 @@ def truth_of(file: Path) -> Path | None:
     """`val_unseen.json.gz` -> `val_unseen_gt.json.gz` beside it, if it is there."""
     stem = file.name.partition(".json")[0]
     for ending in ENDINGS:
-        if (truth := file.with_name(f"{stem}_gt{ending}")).is_file():
+        if os.path.lexists(truth := file.with_name(f"{stem}_gt{ending}")):
             return truth
     return None
 
@@ -123,7 +125,14 @@ def content_files(file: Path) -> list[Path]:
                 elif key == "content_scenes_path":
                     stated = _folder_of(content.value(), file)
     folder = file.parent / stated
-    names = [path for path in folder.glob("*") if path.name.endswith(ENDINGS)]
+    if not os.path.lexists(folder):
+        return []
+    try:
+        names = [folder / name for name in os.listdir(folder) if name.endswith(ENDINGS)]
+    except OSError as error:
+        raise UserError(
+            f"{folder}: the scenes' episodes cannot be read ({error.strerror}); copy it again"
+        ) from None
     return sorted(names, key=lambda path: path.name.partition(".json")[0])
 
 

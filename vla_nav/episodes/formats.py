@@ -18,6 +18,7 @@ from types import MappingProxyType, ModuleType
 
 from vla_nav.episodes.source import EpisodeSource
 from vla_nav.errors import UserError, unknown_name
+from vla_nav.files import require_regular
 
 FORMATS: Mapping[str, str] = MappingProxyType(
     {
@@ -51,10 +52,15 @@ LAYOUTS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+_BESIDE_JANUSVLN = ("r2r_ce", "rxr_ce")  # episode files that its reader takes instructions from
+
 
 def detect(path: str | Path, split: str) -> str:
     """The name of the format of `split` in `path`; our own recording goes before what it was
-    made from. Raises `UserError` saying what was looked for, or which formats all fit."""
+    made from, and JanusVLN's pictures before the episode file beside them.
+
+    Raises `UserError` saying what was looked for, or which formats all fit.
+    """
     path = _existing(path)
     found = []
     for name in FORMATS:
@@ -63,6 +69,8 @@ def detect(path: str | Path, split: str) -> str:
             if name == "recorded" or path.is_file():  # one file is of one format
                 return name
             found.append(name)
+    if "janusvln" in found:
+        found = [name for name in found if name not in _BESIDE_JANUSVLN]
     if len(found) > 1:
         raise UserError(
             f"{path}: split '{split}' may be {' or '.join(found)}; name one of them as data.format"
@@ -112,4 +120,6 @@ def _existing(path: str | Path) -> Path:
     path = Path(path)
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; correct data.path")
+    if not path.is_dir():
+        require_regular(path)
     return path

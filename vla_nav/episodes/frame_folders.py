@@ -23,10 +23,12 @@ from PIL import Image, UnidentifiedImageError
 from vla_nav.episodes.frames import millimetres_to_depth
 from vla_nav.episodes.video_index import VideoCache
 from vla_nav.errors import UserError
+from vla_nav.files import require_regular
 
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PIXELS = 32_000_000  # 8 K video; the largest picture of public data is 0.3 million
 MAX_FRAMES = 100_000  # of one folder; the longest public episode has 501
+MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 4095  # Linux has no longer ones
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
@@ -51,16 +53,23 @@ class FolderFrames:
 
 
 def inside(root: Path, name: str, *, what: str) -> Path:
-    """`root / name`. Raises `UserError` for a name that is absolute or leads upwards."""
+    """`root / name`. Raises `UserError` for a name that is absolute or leads upwards, and for one
+    that no file can have."""
     relative = PurePosixPath(name)
-    if not name or relative.is_absolute() or ".." in relative.parts or "\0" in name:
-        raise UserError(f"{root}: {what} '{name[:100]}'; allowed: a path inside this folder")
+    is_inside = name and not relative.is_absolute() and ".." not in relative.parts
+    if not is_inside or not _is_possible(relative) or not _is_short(root / relative):
+        shown = name if len(name) <= 100 else f"{name[:100]}..."
+        raise UserError(
+            f"{root}: {what} '{shown}'; allowed: a path inside this folder of at most "
+            f"{MAX_PATH_BYTES} bytes, {MAX_NAME_BYTES} a name; correct the file that names it"
+        )
     return root / relative
 
 
 def is_name(text: str) -> bool:
     """Whether a text from data can be the name of one file or folder."""
-    return text not in ("", ".", "..") and not set(text) & {"/", "\\", "\0"}
+    is_plain = text not in ("", ".", "..") and not set(text) & {"/", "\\"}
+    return is_plain and _is_possible(PurePosixPath(text))
 
 
 def read_picture(path: Path) -> np.ndarray:
@@ -111,16 +120,31 @@ def numbered_pictures(folder: Path) -> dict[int, str]:
                     raise UserError(f"{folder}: more than {MAX_FRAMES} pictures in one episode")
     except (FileNotFoundError, NotADirectoryError):
         return {}
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read ({error.strerror}); copy it again") from None
     return dict(sorted(names.items()))
 
 
 _FAULTS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
 
 
+def _is_possible(relative: PurePosixPath) -> bool:
+    """Whether the system can have such names: encodable, without NUL, not too long."""
+    try:
+        parts = [os.fsencode(part) for part in relative.parts]
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return all(len(part) <= MAX_NAME_BYTES and b"\0" not in part for part in parts)
+
+
+def _is_short(path: Path) -> bool:
+    return len(os.fsencode(path)) <= MAX_PATH_BYTES
+
+
 def _opened(path: Path) -> Image.Image:
     """The picture with its header read, within the limits; nothing is decoded yet."""
     try:
-        num_bytes = path.stat().st_size
+        num_bytes = require_regular(path).st_size
     except OSError:
         raise UserError(
             f"{path}: no such frame; copy the data set's pictures there, or correct data.path"

@@ -205,6 +205,7 @@ def _episode_file(root: Path, split: str, role: str) -> Path | None:
     for place in places:
         for stem in stems:
             for suffix in (".json.gz", ".json", ".json.zst"):
-                if (place / f"{stem}{suffix}").is_file():
-                    return place / f"{stem}{suffix}"
+                file = place / f"{stem}{suffix}"
+                if os.path.lexists(file):  # a pipe or folder is refused when it is opened
+                    return file
     return None

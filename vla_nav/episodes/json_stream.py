@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from vla_nav.errors import UserError
+from vla_nav.files import require_regular
 
 MAX_VALUE_CHARS = 2**24  # of one episode or one shared entry; an episode of R2R-CE has about 2,000
 MAX_EXPANSION = 200  # of a compressed file, beyond its first 64 MiB; episode files expand tenfold
@@ -215,12 +216,11 @@ class JsonFile:
 
 
 def _open(path: Path) -> BinaryIO:
-    if not path.exists():
-        raise UserError(f"{path}: no such file; see data/README.md on how to obtain it")
-    if not path.is_file():  # a pipe or device would never end
-        raise UserError(f"{path}: is no regular file; name a .json, .json.gz or .json.zst file")
     try:
+        require_regular(path)
         return open(path, "rb")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; see data/README.md on how to obtain it") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 

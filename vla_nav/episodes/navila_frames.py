@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from vla_nav.episodes.frame_folders import MAX_FRAMES, SUFFIXES, inside
 from vla_nav.episodes.video_index import stated_frames
 from vla_nav.errors import UserError
+from vla_nav.files import require_regular
 
 _PICTURE_FOLDERS = ("train", "raw_frames", "images", "videos", "")
 _VIDEO_FOLDERS = ("videos", "")
@@ -36,10 +37,12 @@ class Pictures:
         return keys
 
     def video(self, name: str) -> str | None:
-        """The key of a video file, None where it is missing."""
+        """The key of a video file, None where it is missing. Raises `UserError` for a pipe."""
         for folder in _VIDEO_FOLDERS:
             relative = str(PurePosixPath(folder, name))
-            if inside(self._root, relative, what="video").is_file():
+            path = inside(self._root, relative, what="video")
+            if path.exists():
+                require_regular(path)
                 return relative
         return None
 
@@ -47,7 +50,7 @@ class Pictures:
         for folder in self._folders:
             path = inside(self._root, str(PurePosixPath(folder, video)), what="video")
             if path.is_dir():
-                there = {name for name in os.listdir(path) if name.lower().endswith(SUFFIXES)}
+                there = {name for name in _names(path) if name.lower().endswith(SUFFIXES)}
                 before = f"{folder}/" if folder else ""
                 return {
                     name: f"{before}{name}" for name in frames if name.rpartition("/")[2] in there
@@ -55,6 +58,13 @@ class Pictures:
         key = self.video(f"{video}.mp4")
         numbers = {name: _NUMBERED.fullmatch(name.rpartition("/")[2]) for name in frames}
         return {n: f"{key}#{int(at[1])}" for n, at in numbers.items() if key and at}
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read ({error.strerror}); copy it again") from None
 
 
 def num_video_frames(path: Path) -> int:
