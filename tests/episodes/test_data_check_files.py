@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -214,6 +215,25 @@ def test_offsets_that_do_not_fit_the_length_are_found(tmp_path: Path) -> None:
     change_offsets(tmp_path, column, lambda row: max(0.0, row[column] - 0.2))
     found = {finding.code: finding for finding in checked(tmp_path, "train").findings}
     assert found["D509"].count >= 3
+
+
+def test_stated_offsets_that_overlap_are_found_without_reading_the_episodes(
+    tmp_path: Path,
+) -> None:
+    """Case 9, where no episode can be read: its data file and its videos are not there."""
+    lerobot_v3.write(tmp_path)
+    (tmp_path / "data/chunk-000/file-000.parquet").unlink()
+    shutil.rmtree(tmp_path / "videos")
+    assert counts(checked(tmp_path, "train")) == {"D001": 6, "D002": 1}
+    camera = f"videos/{lerobot_v3.LEFT}"
+    begin = f"{camera}/from_timestamp"
+    earlier = {2: 0.1, 3: 0.6}  # seconds
+    change_offsets(tmp_path, begin, lambda row: row[begin] - earlier.get(row["episode_index"], 0))
+    found = {finding.code: finding for finding in checked(tmp_path, "train").findings}
+    assert found["D503"].count == 2
+    assert [example.episode for example in found["D503"].examples] == ["2", "3"]
+    assert found["D503"].examples[0].file == f"{camera}/chunk-000/file-000.mp4"
+    assert found["D503"].examples[0].value == "frames 7 to 11 are taken by another episode too"
 
 
 _REAL = os.environ.get("VLA_NAV_REAL_DATA")

@@ -7,7 +7,9 @@ so that a wrong reader would give frames of another episode.
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +23,7 @@ from tests.episodes.fixtures import lerobot_v2, lerobot_v3
 from tests.episodes.fixtures.expected import differences
 from tests.episodes.fixtures.marks import read_mark
 from tests.episodes.fixtures.videos import write_mp4
+from vla_nav.episodes import parquet_columns
 from vla_nav.episodes.formats import detect, open_source
 from vla_nav.episodes.source import EpisodeError, episodes_and_errors
 from vla_nav.episodes.types import STOP
@@ -295,3 +298,30 @@ def test_sources_are_lazy_and_travel_to_worker_processes(tmp_path: Path) -> None
             source.frames.read(key.replace("#0", "#-1"))
         with pytest.raises(UserError, match="frames, asked for number 999"):
             source.frames.read(key.replace("#0", "#999"))
+
+
+@pytest.mark.parametrize(
+    "file", ["data/chunk-000/file-000.parquet", "meta/episodes/chunk-000/file-000.parquet"]
+)
+def test_a_pipe_and_a_column_twice_are_named(tmp_path: Path, file: str) -> None:
+    root = lerobot_v3.write(tmp_path / "set").root
+    table = pq.read_table(root / file)
+    last = table.num_columns - 1
+    pq.write_table(table.append_column(table.field(last), table.column(last)), root / file)
+    name = re.escape(table.column_names[last])
+    with pytest.raises(UserError, match=rf"{file}: column '{name}' is there 2 times"):
+        list(open_source(root, split="train"))
+    (root / file).unlink()
+    os.mkfifo(root / file)
+    with pytest.raises(UserError, match=f"{file}: is no regular file"):
+        list(open_source(root, split="train"))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+def test_episodes_are_the_same_in_batches_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Batches that end within an episode, at its end, and at the end of a row group (7 rows)."""
+    expected = lerobot_v3.write(tmp_path / "set")
+    monkeypatch.setattr(parquet_columns, "_BATCH_ROWS", rows)
+    assert differences(open_source(expected.root, split="train"), expected) == []

@@ -50,12 +50,6 @@ TABLES = {
 INFO = {name: f"{'sceneA/' * (name == 'interndata_n1')}meta/info.json" for name in TABLES}
 
 
-def known(names: object, faulty: object, fault: str) -> list[object]:
-    """Parameters, of which those with a known fault are expected to fail and not run."""
-    mark = pytest.mark.xfail(reason=f"known fault: {fault}", run=False)
-    return [pytest.param(n, marks=mark) if n in faulty else n for n in names]
-
-
 @pytest.fixture(scope="module")
 def limited() -> Iterator[Limited]:
     with Limited() as child:

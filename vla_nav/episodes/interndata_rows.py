@@ -61,15 +61,15 @@ class InternRows:
         path = fill(info.data_path, info.path, episode_chunk=chunk, episode_index=index)
         file = ParquetColumns(info.root / path)
         where = f"{file.path}: episode {index}"
-        rows = file.read_all(file.names)
-        if not rows.num_rows:
+        if not file.num_rows:
             raise UserError(f"{where}: has no rows; copy the file again")
-        stated = whole(line.get("length", rows.num_rows), f"{info.root / EPISODES}: length")
-        if stated not in (rows.num_rows, 2 * rows.num_rows):
+        stated = whole(line.get("length", file.num_rows), f"{info.root / EPISODES}: length")
+        if stated not in (file.num_rows, 2 * file.num_rows):
             raise UserError(
-                f"{where}: has {rows.num_rows} rows, length in {EPISODES} is {stated}; expected as "
+                f"{where}: has {file.num_rows} rows, length in {EPISODES} is {stated}; expected as "
                 "many, or twice as many: the file is cut short"
             )
+        rows = file.read_all(file.names)
         poses, executed, about = self._placed(file, rows, where)
         cameras = self._frames_of(chunk, index, rows.num_rows, where)
         num_steps = rows.num_rows if executed is None else len(executed)

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from vla_nav.episodes.parquet_columns import one_line
 from vla_nav.errors import UserError
+from vla_nav.files import require_regular
 
 INFO = "meta/info.json"
 _INFO_BYTES = 32 * 2**20
@@ -212,6 +213,7 @@ def number(value: Any, where: str) -> float:
 
 def _opened(path: Path) -> BinaryIO:
     try:
+        require_regular(path)
         return open(path, "rb")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); restore the file") from None

@@ -30,6 +30,7 @@ from vla_nav.episodes.source import EpisodeError, SourceFacts
 from vla_nav.episodes.types import Episode
 from vla_nav.episodes.walked import ORIGIN, dead_reckon
 from vla_nav.errors import UserError
+from vla_nav.files import require_regular
 
 DEFAULT_TURN_DEG, DEFAULT_STEP_M = 15.0, 0.25  # for dead reckoning, where the data states none
 _INDICES = ("timestamp", "frame_index", "episode_index", "index", "task_index")
@@ -182,9 +183,18 @@ def camera_name(key: str) -> str:
 
 
 def check_file(root: Path, path: str, where: str) -> None:
-    """Raise `UserError` unless a file of the set is there."""
-    if not (root / path).is_file():
-        raise UserError(f"{root / path}: no such file, {where} has its frames there; copy it again")
+    """Raise `UserError` unless a file of the set is there, and is a file."""
+    try:
+        require_regular(root / path)
+    except FileNotFoundError:
+        raise UserError(
+            f"{root / path}: no such file, {where} has its frames there; copy it again"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"{root / path}: cannot be read ({error.strerror}), {where} has its frames there; copy "
+            "it again"
+        ) from None
 
 
 def dataset_name(root: Path, split: str) -> str:

@@ -85,13 +85,14 @@ class LeRobotV2Source:
         values = {"episode_chunk": index // info.chunks_size, "episode_index": index}
         path = fill(info.data_path, info.path, **values)
         file = ParquetColumns(self.root / path)
-        rows = file.read_all(self._rows.columns(file))
+        columns = self._rows.columns(file)
         stated = whole(line.get("length", file.num_rows), f"{where}: length")
         if file.num_rows != stated:
             raise UserError(
                 f"{where}: length is {stated}, {path} has {file.num_rows} rows; the file is cut "
                 "short, or meta/ belongs to another version of the set"
             )
+        rows = file.read_all(columns)
         shown = {}
         for key in info.cameras("video"):
             video = fill(info.video_path or "", info.path, video_key=key, **values)

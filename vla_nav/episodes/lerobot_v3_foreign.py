@@ -16,14 +16,13 @@ utils}.py and src/lerobot/scripts/convert_dataset_v21_to_v30.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-import pyarrow as pa
+from typing import Any
 
 from vla_nav.episodes.annotations import ResumedEpisodes
+from vla_nav.episodes.lerobot_data_rows import DataRows
 from vla_nav.episodes.lerobot_frames import LeRobotFrames
 from vla_nav.episodes.lerobot_meta_files import (
     ForeignInfo,
@@ -35,26 +34,17 @@ from vla_nav.episodes.lerobot_meta_files import (
     whole,
 )
 from vla_nav.episodes.lerobot_rows import EpisodeRows, Shown, dataset_name, each_or_error
-from vla_nav.episodes.parquet_columns import ParquetCache, ParquetColumns
+from vla_nav.episodes.parquet_columns import ParquetColumns
 from vla_nav.episodes.source import SourceFacts
 from vla_nav.episodes.types import Episode
 from vla_nav.episodes.video_index import stated_frames
+from vla_nav.episodes.video_spans import VideoSpan
 from vla_nav.errors import UserError
 
 EPISODES, TASKS = "meta/episodes", "meta/tasks.parquet"
 _OWN = ("episode_index", "tasks", "length", "dataset_from_index", "dataset_to_index")
 _PREFIXES = ("data/", "videos/", "stats/", "meta/episodes/")
 _SLACK = 0.26  # of a frame: how far a time stamp may lie from a frame's
-
-
-class VideoSpan(NamedTuple):
-    """Frames [first, stop) of a video belong to an episode."""
-
-    episode: int
-    key: str
-    video: str
-    first: int
-    stop: int
 
 
 def detect(path: Path, split: str) -> bool:
@@ -90,7 +80,7 @@ class LeRobotV3Source:
         self._texts: dict[int, str] | None = None
 
     def __iter__(self) -> Iterator[Episode]:
-        data = _DataRows(self.root)
+        data = DataRows(self.root)
         counts: dict[str, int] = {}  # frames of the video read last, of each camera
 
         def read(row: Mapping[str, Any]) -> Episode:
@@ -99,9 +89,13 @@ class LeRobotV3Source:
         return ResumedEpisodes(each_or_error(self._entries(), read))
 
     def video_spans(self) -> Iterator[VideoSpan]:
-        """Where every episode's frames are said to be, without opening a video."""
+        """Where every episode's frames are said to be, without opening a video.
+
+        Rows that name no place are passed over: reading their episodes says why.
+        """
         for row in self._entries():
-            yield from self._spans(row).values()
+            with suppress(UserError):
+                yield from self._spans(row).values()
 
     def _entries(self) -> Iterator[dict[str, Any]]:
         """Rows of `meta/episodes` of the split."""
@@ -111,10 +105,7 @@ class LeRobotV3Source:
             file = ParquetColumns(path)
             columns = [name for name in file.names if not name.startswith(("stats/", "meta/"))]
             for group in range(len(file.groups)):
-                table = file.read(group, columns)
-                for index, row in zip(
-                    file.integers(table, "episode_index").tolist(), _rows_of(table), strict=True
-                ):
+                for index, row in _numbered_rows(file, group, columns):
                     if index <= last:
                         raise UserError(
                             f"{path}: episode_index {index} comes after {last}; expected ascending "
@@ -133,20 +124,22 @@ class LeRobotV3Source:
     def _episode(
         self,
         row: Mapping[str, Any],
-        data: _DataRows,
+        data: DataRows,
         counts: dict[str, int],
     ) -> Episode:
         index = row["episode_index"]
         where = f"{self.root / EPISODES}: episode {index}"
         path = fill(self._info.data_path, self._info.path, **_place(row, "data", where))
         source = data.open(path)
-        rows, first_row = data.rows(path, index, self._rows.columns(source))
+        columns = self._rows.columns(source)
+        first_row, stop_row = data.span(path, index)
         length = whole(row.get("length"), f"{where}: length")
-        if rows.num_rows != length:
+        if stop_row - first_row != length:
             raise UserError(
-                f"{where}: length is {length}, {path} has {rows.num_rows} rows of it; the file is "
-                "cut short, or meta/ belongs to another version of the set"
+                f"{where}: length is {length}, {path} has {stop_row - first_row} rows of it; the "
+                "file is cut short, or meta/ belongs to another version of the set"
             )
+        rows = data.read(path, first_row, stop_row, columns)
         spans = self._spans(row)
         for span in spans.values():
             if span.stop - span.first != length:
@@ -217,55 +210,11 @@ class LeRobotV3Source:
             name = "task" if "task" in texts else texts[0]
             table = file.read_all(["task_index", name])
             numbers = file.integers(table, "task_index").tolist()
-            self._texts = dict(zip(numbers, table.column(name).to_pylist(), strict=True))
+            self._texts = dict(zip(numbers, file.values(table.column(name)), strict=True))
         text = self._texts.get(task)
         if not isinstance(text, str):
             raise UserError(f"{self.root / TASKS}: has no text for task_index {task}")
         return text
-
-
-class _DataRows:
-    """Rows of an episode in a data file, by their `episode_index`."""
-
-    def __init__(self, root: Path) -> None:
-        self._cache = ParquetCache(root, files=2, groups=2)
-        self._path, self._episodes, self._is_sorted = "", np.zeros(0, np.int64), True
-
-    def open(self, path: str) -> ParquetColumns:
-        """The file at `path`, relative to the set."""
-        return self._cache.open(path)
-
-    def rows(self, path: str, index: int, columns: list[str]) -> tuple[pa.Table, int]:
-        """(rows of episode `index`, number of the first in the file)."""
-        file = self._cache.open(path)
-        if path != self._path:
-            parts = [
-                file.integers(file.read(group, ["episode_index"]), "episode_index")
-                for group in range(len(file.groups))
-            ]
-            self._path = path
-            self._episodes = np.concatenate([np.zeros(0, np.int64), *parts])
-            self._is_sorted = bool((np.diff(self._episodes) >= 0).all())
-        if self._is_sorted:
-            found = np.arange(*np.searchsorted(self._episodes, [index, index + 1]))
-        else:
-            found = np.flatnonzero(self._episodes == index)
-        if not len(found):
-            raise UserError(
-                f"{file.path}: has no rows of episode {index}, which meta/episodes places there; "
-                "copy the data set again"
-            )
-        first, stop = int(found[0]), int(found[-1]) + 1
-        if stop - first != len(found):
-            raise UserError(f"{file.path}: rows of episode {index} do not follow each other")
-        pieces, start = [], 0
-        for group, count in enumerate(file.groups):
-            low, high = max(first, start), min(stop, start + count)
-            if low < high:
-                table = self._cache.read(path, group, columns)
-                pieces.append(table.slice(low - start, high - low))
-            start += count
-        return pa.concat_tables(pieces).combine_chunks(), first
 
 
 def _place(row: Mapping[str, Any], prefix: str, where: str) -> dict[str, int]:
@@ -277,6 +226,11 @@ def _place(row: Mapping[str, Any], prefix: str, where: str) -> dict[str, int]:
     }
 
 
-def _rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
-    for batch in table.to_batches(max_chunksize=256):
-        yield from batch.to_pylist()
+def _numbered_rows(
+    file: ParquetColumns, group: int, columns: Sequence[str]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(episode_index, row) of a row group of `meta/episodes`, some in memory at a time."""
+    for table in file.batches(group, columns):
+        indices = file.integers(table, "episode_index").tolist()
+        for at in range(0, len(indices), 256):
+            yield from zip(indices[at : at + 256], file.values(table.slice(at, 256)), strict=True)

@@ -1,23 +1,30 @@
 """Columns of parquet files that others wrote, with every size checked before it is allocated.
 
 A footer states how many rows and bytes a row group holds; both are compared with limits and with
-the file before a column is read. What arrow cannot read is a `UserError` that names the file.
+the file before a column is read. Bytes alone bound nothing: a constant takes some bytes for any
+number of rows, so files of many episodes are read in batches. What arrow cannot read is a
+`UserError` that names the file.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vla_nav.errors import UserError
+from vla_nav.files import require_regular
+
+MAX_ROWS_HELD = 1_000_000  # of one episode, or of a table held whole: a day at 10 frames a second
 
 _ROWS, _BYTES = 20_000_000, 1 << 30  # of one row group's columns, uncompressed
 _TEXT_BYTES, _ENTRIES = 64 * 2**20, 2_000_000  # of a footer
+_BATCH_ROWS = 1 << 16
 _FAULTS = (pa.ArrowException, OSError, MemoryError, OverflowError, ValueError)
 
 
@@ -27,6 +34,7 @@ class ParquetColumns:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            require_regular(path)
             self._file = pq.ParquetFile(
                 path,
                 thrift_string_size_limit=_TEXT_BYTES,
@@ -42,11 +50,23 @@ class ParquetColumns:
                 f"{path}: no such file; copy the data set again, it is incomplete"
             ) from None
         except _FAULTS as error:
+            if isinstance(error, UserError):
+                raise
             raise UserError(_damaged(path, error)) from None
         self.names = list(self.schema.names)
+        (twice, times), *_ = Counter(self.names).most_common(1) or [("", 0)]
+        if times > 1:
+            raise UserError(
+                f"{path}: column '{one_line(twice)}' is there {times} times; remove all but one"
+            )
         if any(not 0 <= rows <= _ROWS for rows in self.groups):
             raise UserError(
                 f"{path}: a row group states {max(self.groups)} rows; at most {_ROWS} are read"
+            )
+        if meta.num_rows != self.num_rows:
+            raise UserError(
+                f"{path}: its footer states {meta.num_rows} rows, its row groups {self.num_rows}; "
+                "the file is damaged: copy it again"
             )
 
     @property
@@ -55,6 +75,46 @@ class ParquetColumns:
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """The named columns of one row group, each as one chunk."""
+        self._check(group, columns)
+        try:
+            table = self._file.read_row_group(group, list(columns), use_threads=False)
+            table.validate(full=True)
+            table = table.combine_chunks()
+        except _FAULTS as error:
+            raise UserError(_damaged(self.path, error)) from None
+        self._check_count(group, table.num_rows)
+        return table
+
+    def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """As `read`, some rows at a time; run it to its end, or rows may be missing."""
+        self._check(group, columns)
+        count = 0
+        try:
+            for batch in self._file.iter_batches(
+                _BATCH_ROWS, row_groups=[group], columns=list(columns), use_threads=False
+            ):
+                batch.validate(full=True)
+                count += batch.num_rows
+                if count > self.groups[group]:
+                    break
+                if batch.num_rows:
+                    yield pa.Table.from_batches([batch])
+        except _FAULTS as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(_damaged(self.path, error)) from None
+        self._check_count(group, count)
+
+    def values(self, column: pa.ChunkedArray | pa.Table) -> list[Any]:
+        """Python's values of a column, or rows of a table; `UserError` where it has none for one,
+        such as a date after the year 9999."""
+        try:
+            return column.to_pylist()
+        except _FAULTS as error:
+            raise UserError(_damaged(self.path, error)) from None
+
+    def _check(self, group: int, columns: Sequence[str]) -> None:
+        """Raise `UserError` unless the columns are there and not too large."""
         missing = [name for name in columns if name not in self.names]
         if missing:
             raise UserError(
@@ -63,30 +123,29 @@ class ParquetColumns:
             )
         try:
             size = self._stated_bytes(group, columns)
-            if size > _BYTES:
-                raise UserError(
-                    f"{self.path}: row group {group} states {size} bytes for "
-                    f"{one_line(', '.join(columns), 80)}; at most {_BYTES} are read: write it in "
-                    "smaller row groups"
-                )
-            table = self._file.read_row_group(group, list(columns), use_threads=False)
-            table.validate(full=True)
-            table = table.combine_chunks()
-        except UserError:
-            raise
         except _FAULTS as error:
             raise UserError(_damaged(self.path, error)) from None
-        if table.num_rows != self.groups[group]:
+        if size > _BYTES:
             raise UserError(
-                f"{self.path}: row group {group} has {table.num_rows} rows, its footer states "
+                f"{self.path}: row group {group} states {size} bytes for "
+                f"{one_line(', '.join(columns), 80)}; at most {_BYTES} are read: write it in "
+                "smaller row groups"
+            )
+
+    def _check_count(self, group: int, count: int) -> None:
+        if count != self.groups[group]:
+            raise UserError(
+                f"{self.path}: row group {group} has {count} rows, its footer states "
                 f"{self.groups[group]}; the file is damaged: copy it again"
             )
-        return table
 
     def read_all(self, columns: Sequence[str]) -> pa.Table:
-        """The named columns of a file that holds one episode."""
-        if self.num_rows > _ROWS:
-            raise UserError(f"{self.path}: states {self.num_rows} rows; at most {_ROWS} are read")
+        """The named columns of a file that holds one episode, or a table of texts."""
+        if self.num_rows > MAX_ROWS_HELD:
+            raise UserError(
+                f"{self.path}: states {self.num_rows} rows; at most {MAX_ROWS_HELD} are read: cut "
+                "it into several"
+            )
         tables = [self.read(group, columns) for group in range(len(self.groups))]
         if not tables:
             return self.schema.empty_table().select(list(columns))

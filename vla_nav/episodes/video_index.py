@@ -23,6 +23,7 @@ import numpy as np
 
 from vla_nav.episodes.parquet_columns import one_line
 from vla_nav.errors import UserError
+from vla_nav.files import require_regular
 
 MAX_FRAMES = 20_000_000  # in one file
 MAX_PIXELS = 64 * 2**20  # in one frame
@@ -62,8 +63,7 @@ class VideoByNumber:
     def __init__(self, path: Path, index: VideoIndex | None = None) -> None:
         """index: of the same file, if it was listed before."""
         self._path = path
-        if not path.is_file():
-            raise UserError(f"{path}: no such file; copy the data set again, it is incomplete")
+        _require_file(path)
         self._av = require_av()
         try:
             self._container = self._av.open(str(path), "r", format="mp4", metadata_errors="replace")
@@ -149,8 +149,7 @@ class VideoByNumber:
 
 def stated_frames(path: Path) -> int:
     """How many frames a file's header states; where it states none, they are listed."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; copy the data set again, it is incomplete")
+    _require_file(path)
     av = require_av()
     try:
         with av.open(str(path), "r", format="mp4", metadata_errors="replace") as container:
@@ -192,6 +191,19 @@ class VideoCache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._root, self._most = state["_root"], state["_most"]
         self._open, self._indices = OrderedDict(), OrderedDict()
+
+
+def _require_file(path: Path) -> None:
+    try:
+        require_regular(path)
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: no such file; copy the data set again, it is incomplete"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror}); copy the data set again"
+        ) from None
 
 
 def require_av() -> Any:

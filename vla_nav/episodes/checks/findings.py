@@ -69,10 +69,12 @@ class Tally:
             role = f" ({episode.role})" if episode.role else ""
             self._keep(code, Example(file or self._file, episode.episode_id + role, key, value))
 
-    def add_unread(self, code: str, episode_id: str, key: str, message: str) -> None:
-        """An episode that a reader refused has `code`."""
+    def add_unread(
+        self, code: str, episode_id: str, key: str, message: str, *, file: str = ""
+    ) -> None:
+        """An episode that a reader refused, or that was not read, has `code`."""
         self._counts[code] = self._counts.get(code, 0) + 1
-        self._keep(code, Example(self._file, episode_id, key, message))
+        self._keep(code, Example(file or self._file, episode_id, key, message))
 
     def add_whole(
         self, code: str, key: str, value: object, *, count: int = 1, file: str = ""

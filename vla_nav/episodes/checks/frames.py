@@ -4,22 +4,25 @@
                                                  [0, 12) [10, 30)               overlap, D503
                                                  [0, 12) [30, 41) [12, 30)      out of order, D504
 
-Ranges that touch are joined, so that a video of any number of episodes is one entry in memory. The
-sampled episodes are the first, second, third, fifth, ninth, ... : about 20 of a million.
+A source that states its offsets (`StatesVideoSpans`) is asked for them, others give the frames of
+their steps. Ranges that touch are joined, so that a video of any number of episodes is one entry in
+memory. The sampled episodes are the first, second, third, fifth, ninth, ...: 20 of a million.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vla_nav.episodes.checks.findings import Tally
 from vla_nav.episodes.source import EpisodeSource
 from vla_nav.episodes.types import Camera, Embodiment, Episode
+from vla_nav.episodes.video_spans import StatesVideoSpans
 from vla_nav.errors import UserError
 
 MIN_HFOV_DEG, MAX_HFOV_DEG = 1.0, 179.0  # a pinhole camera sees less than 180 degrees
@@ -28,11 +31,17 @@ _MAX_RANGES = 200_000  # of video frames kept apart
 _MAX_EXACT = 1_000_000  # ranges remembered to know a second instruction of one trajectory
 
 
+class _Fault(NamedTuple):
+    code: str
+    text: str
+
+
 class FrameCheck:
     """Frames against steps, video offsets, cameras, and the pixels of a sample."""
 
     def __init__(self, tally: Tally, source: EpisodeSource) -> None:
         self._tally, self._source = tally, source
+        self._stated = source if isinstance(source, StatesVideoSpans) else None
         self._bodies: set[Embodiment] = set()
         self._videos = VideoRanges()
         self._num_episodes = self._num_frames = self._num_read = 0
@@ -56,6 +65,9 @@ class FrameCheck:
 
     def close(self) -> dict[str, Any]:
         """Facts for the report."""
+        if self._stated is not None:
+            with suppress(UserError):  # a damaged table: reading the episodes met it, as D001
+                self._stated_offsets(self._stated)
         return {"frames": self._num_frames, "frames_read": self._num_read}
 
     def _cameras(self, episode: Episode) -> None:
@@ -95,12 +107,34 @@ class FrameCheck:
             if back is not None:
                 text = f"frame {numbers[back + 1]} comes after frame {numbers[back]}"
                 self._tally.add("D505", episode, f"step {back + 1}", text, file=file)
-            begin, end = min(numbers), max(numbers) + 1
-            fault = self._videos.add(file, begin, end)
-            if fault:
-                text = f"frames {begin} to {end - 1} {fault}"
-                code = "D503" if "taken" in fault else "D504"
-                self._tally.add(code, episode, "steps.frames", text, file=file)
+            if self._stated is not None:
+                continue
+            if found := self._taken(file, min(numbers), max(numbers) + 1):
+                self._tally.add(found.code, episode, "steps.frames", found.text, file=file)
+
+    def _stated_offsets(self, source: StatesVideoSpans) -> None:
+        """The offsets of all episodes, of those too that cannot be read. An episode counts once
+        per code."""
+        last = -1
+        seen: set[str] = set()
+        for span in source.video_spans():
+            if span.episode != last:
+                last, seen = span.episode, set()
+            if span.first >= span.stop:
+                continue  # reading the episode says so
+            found = self._taken(span.video, span.first, span.stop)
+            if found is not None and found.code not in seen:
+                seen.add(found.code)
+                name, key = str(span.episode), f"videos/{span.key}"
+                self._tally.add_unread(found.code, name, key, found.text, file=span.video)
+
+    def _taken(self, file: str, begin: int, end: int) -> _Fault | None:
+        fault = self._videos.add(file, begin, end)
+        if not fault:
+            return None
+        return _Fault(
+            "D503" if "taken" in fault else "D504", f"frames {begin} to {end - 1} {fault}"
+        )
 
     def _read(self, episode: Episode) -> None:
         frames = self._source.frames
