@@ -66,6 +66,11 @@ class ConvertSummary(NamedTuple):
             f"{self.wall_s:.1f} s{rate}; {self.num_before} were there before; "
             f"{len(self.skipped)} left out"
         ]
+        if self.num_converted and not self.num_steps:
+            lines.append(
+                "no episode has a step: nothing to train on; where the source has ground "
+                "truth, give convert.steps=ground_truth"
+            )
         lines += [f"  left out {'/'.join(filter(None, k))}: {why}" for k, why in self.skipped[:5]]
         if len(self.skipped) > 5:
             lines.append(f"  ... all of them in {self.root / 'skipped.json'}")

@@ -57,6 +57,16 @@ def source_body(
                 "it null"
             )
     if body is not None:
+        for camera in body.cameras:
+            for key, there, given in (
+                ("hfov_deg", camera.hfov_deg, stated.hfov_deg),
+                ("camera_height_m", camera.height_m, stated.camera_height_m),
+            ):
+                if given is not None and abs(there - given) > 1e-6:
+                    raise UserError(
+                        f"{source.root}: camera '{camera.name}' has {key}={there:g} by its format, "
+                        f"convert.body.{key} is {given:g}; leave it null"
+                    )
         return body
     turn_deg = stated.turn_deg if facts.turn_deg is None else facts.turn_deg
     step_m = stated.step_m if facts.step_m is None else facts.step_m

@@ -170,6 +170,11 @@ class PromptBuilder:
         """All segments of a recorded step."""
         rows = []
         for stream in self.streams:
+            if not step.frames:
+                raise UserError(
+                    f"episode {'/'.join(episode.key)}: its steps have no frames; render them "
+                    "(vla-nav convert convert.render=true), or count and draw the episode file"
+                )
             if stream not in step.frames:
                 raise UserError(
                     f"episode {'/'.join(episode.key)}: no frame of camera '{stream}'; it has "

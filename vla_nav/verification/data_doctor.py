@@ -43,7 +43,8 @@ def examine(
         warnings.simplefilter("ignore")  # what readers warn of is a finding here
         source = open_source(path, split=split, format=format, role=role)
         if compare is None:
-            compare = [_TRAIN] if split != _TRAIN and _has(path, _TRAIN, format) else []
+            has_train = path.is_dir() and split != _TRAIN and _has(path, _TRAIN, format)
+            compare = [_TRAIN] if has_train else []
         others = [open_source(path, split=name, format=format, role=role) for name in compare]
     folder = path / "scenes" if scenes is None else Path(scenes)
     if scenes is None and not folder.is_dir():
