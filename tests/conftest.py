@@ -26,6 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reasons["gpu"] = "needs a CUDA device"
     if not os.environ.get("VLA_NAV_HABITAT_PYTHON"):
         reasons["habitat"] = "VLA_NAV_HABITAT_PYTHON names no interpreter with habitat-sim"
+    if not os.environ.get("VLA_NAV_LONG"):
+        reasons["long"] = "takes minutes: set VLA_NAV_LONG=1"
     for item in items:
         for marker, reason in reasons.items():
             if item.get_closest_marker(marker):

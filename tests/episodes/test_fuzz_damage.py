@@ -1,7 +1,7 @@
 """Every file of every format cut, flipped, filled and doubled: data or a refusal, never a crash.
 
-The plain run takes two cuts and two flips of each kind of file; the slow run takes every class
-of offset (`tests/episodes/fixtures/damage.py`) and more flips.
+The plain run takes two cuts and two flips of each kind of file; the long run (VLA_NAV_LONG=1) takes
+every class of offset (`tests/episodes/fixtures/damage.py`) and more flips.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def test_damaged_files_are_refused_or_read(limited: Limited, tmp_path: Path, nam
     assert faults(limited, tmp_path, name, is_thorough=False) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", PLAIN)
 def test_every_class_of_damage(limited: Limited, tmp_path: Path, name: str) -> None:
     assert faults(limited, tmp_path, name, is_thorough=True) == []

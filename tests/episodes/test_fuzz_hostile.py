@@ -89,7 +89,7 @@ def test_nesting_within_an_episode_is_refused(limited: Limited, tmp_path: Path, 
     assert is_refused(spoilt(limited, tmp_path, name, file, gzip.compress(data)), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("unit", [b" ", b"[0, 0], ", b"A"], ids=["spaces", "numbers", "text"])
 @pytest.mark.parametrize("name", PACKED)
 def test_gzip_bomb_is_refused(limited: Limited, tmp_path: Path, name: str, unit: bytes) -> None:
@@ -98,7 +98,7 @@ def test_gzip_bomb_is_refused(limited: Limited, tmp_path: Path, name: str, unit:
     assert is_refused(spoilt(limited, tmp_path, name, INDEX[name], data), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", INDEX)
 def test_file_of_eight_gigabytes_is_refused(limited: Limited, tmp_path: Path, name: str) -> None:
     expected = PLAIN[name](tmp_path)
@@ -127,7 +127,7 @@ def test_pickle_by_another_name_is_not_loaded(limited: Limited, tmp_path: Path, 
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", PICTURES)
 def test_picture_of_absurd_size_is_refused(limited: Limited, tmp_path: Path, name: str) -> None:
     file = PICTURES[name]
@@ -159,7 +159,7 @@ def test_row_counts_of_a_forged_footer_are_refused(
     assert is_refused(spoilt(limited, tmp_path, name, file, data), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", VIDEOS)
 def test_two_hundred_million_rows_do_no_harm(limited: Limited, tmp_path: Path, name: str) -> None:
     expected = PLAIN[name](tmp_path)
@@ -170,7 +170,7 @@ def test_two_hundred_million_rows_do_no_harm(limited: Limited, tmp_path: Path, n
     assert outcome.kind in ("valid", "refused"), outcome
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize(
     ("key", "value"),
@@ -206,7 +206,7 @@ def test_info_that_lies_is_refused(
         assert is_refused(outcome, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["streamvln", "navila"])
 @pytest.mark.parametrize(
     "path",
