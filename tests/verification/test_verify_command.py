@@ -231,7 +231,9 @@ def test_experiments_of_train_are_accepted():
 def test_faults_of_the_input_are_one_clear_line(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="recorded"):
         verify(recipe_of(data_path=str(tmp_path)))
-    with pytest.raises(UserError, match=r"verification\.max_steps=0: allowed: integers of 1 and more"):
+    with pytest.raises(
+        UserError, match=r"verification\.max_steps=0: allowed: integers of 1 and more"
+    ):
         VerifySettings(max_steps=0)
     with pytest.raises(UserError, match=r"tree\.group"):
         recipe_of(group="walk")
