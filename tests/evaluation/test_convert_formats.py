@@ -29,8 +29,9 @@ EVERYTHING = StatedBody(hfov_deg=79.0, camera_height_m=1.25)
 
 def added(facts: Any) -> StatedBody:
     """What the format does not state."""
+    cameras = StatedBody() if facts.embodiment is not None else EVERYTHING
     turn = 15.0 if facts.turn_deg is None else None
-    return replace(EVERYTHING, turn_deg=turn, step_m=0.25 if facts.step_m is None else None)
+    return replace(cameras, turn_deg=turn, step_m=0.25 if facts.step_m is None else None)
 
 
 def without_frames(episode: Episode) -> Episode:

@@ -208,6 +208,14 @@ def test_floors_come_through_as_they_are(scene, process):
     assert not here.is_walkable[int(row[0]), int(column[0])]
 
 
+def test_closing_a_dead_worker_drops_what_it_never_took(scene):
+    started = WorkerProcess("mesh", BODY, {})
+    os.kill(started.pid, signal.SIGKILL)
+    started._process.wait()
+    started._process.stdin.write(b"unsent")  # still in this process's buffer
+    started.close()
+
+
 def test_a_crash_is_told_apart_from_those_it_took_along(scene):
     pool = SimulatorPool("mesh", BODY, {}, num_workers=1)
 

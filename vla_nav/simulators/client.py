@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -138,7 +139,8 @@ class WorkerProcess:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._log):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):  # bytes that a dead worker never took
+                    stream.close()
 
     def _receive(self) -> Any:
         deadline = time.monotonic() + self._timeout_s
