@@ -186,7 +186,8 @@ class LeRobotV3Source:
         return spans
 
     def _fps(self, key: str) -> float:
-        stated = (self._info.features[key].get("info") or {}).get("video.fps")
+        info = self._info.features[key].get("info")
+        stated = info.get("video.fps") if isinstance(info, dict) else None
         return float(stated) if isinstance(stated, int | float) and stated > 0 else self._info.fps
 
     def _check_video(self, span: VideoSpan, where: str, counts: dict[str, int]) -> None:
