@@ -68,16 +68,6 @@ class GatewayStore:
         self.drop_keys(number)
         self._gradients.pop(number, None)
 
-    def held_bytes(self) -> int:
-        """Bytes of keys, values and their gradients now."""
-        return sum(
-            x.nbytes
-            for store in (self._held, self._gradients)
-            for layers in store.values()
-            for pair in layers.values()
-            for x in pair
-        )
-
     def write(self, number: int, layer: int, keys: Tensor, values: Tensor) -> None:
         """Keep exports (E, H, D)."""
         self._held[number][layer] = (keys, values)

@@ -40,10 +40,10 @@ class PartitionCutter:
         for number, own in enumerate(owns):
             self._part_of[own] = number
             self._own_row[own] = np.arange(len(own))
-        self._prefix = [self._ancestors(own, number) for number, own in enumerate(owns)]
         is_exported = np.zeros(whole.num_tokens, dtype=np.bool_)
-        for prefix in self._prefix:
-            is_exported[prefix] = True
+        # Chains are found again where they are used: all of them at once are a long tree's memory.
+        for number, own in enumerate(owns):
+            is_exported[self._ancestors(own, number)] = True
         self._exported = [np.flatnonzero(is_exported[own]) for own in owns]  # own rows
         self._export_row = np.full(whole.num_tokens, -1, dtype=np.int64)
         for own, rows in zip(owns, self._exported, strict=True):
@@ -54,7 +54,7 @@ class PartitionCutter:
 
     def partition(self, number: int) -> Partition:
         """Partition `number` with its targets."""
-        prefix = self._prefix[number]
+        prefix = self._ancestors(self._own[number], number)
         return self._part(
             number,
             int(self._part_of[prefix[-1]]) if len(prefix) else -1,
