@@ -8,6 +8,8 @@ Axis legend: T tokens of all sequences, S sequences, H query heads, Hkv key/valu
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -30,7 +32,7 @@ def causal_varlen(
         return varlen(q, k, v, cu_lengths, max_length, scale)
     bounds = cu_lengths.tolist()
     outs = []
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         one = (x[start:stop].transpose(0, 1)[None] for x in (q, k, v))
         out = scaled_dot_product_attention(
             *one, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
