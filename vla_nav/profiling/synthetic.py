@@ -6,12 +6,17 @@
     pooled       steps x (history + leaf)  root - hist_0 - hist_1 - ...       a leaf holds the full
                                              |       |                        frame and the action
                                            leaf    leaf
+    branching    factor^depth x frame + action; every frame has `factor` next ones and an action
+                 leaf (2^3x64+12: 2 + 4 + 8 frames, 14 actions); a caterpillar has factor 1
+
+    forest       3*44x196+12: three of them, with different tokens, for one pack
 
 Axis legend: T tokens, F frames, P tokens of a frame, D feature width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +28,17 @@ from vla_nav.models.backbone import BackboneConfig, build_backbone
 from vla_nav.models.vla import VLA
 from vla_nav.models.vocabulary import Vocabulary
 from vla_nav.seeding import generator
-from vla_nav.tree import EpisodeTokens, Label, Layout, PrefixTree, StepTokens, paths_of
+from vla_nav.tree import (
+    EpisodeTokens,
+    Label,
+    Layout,
+    Path,
+    PrefixTree,
+    Segment,
+    StepTokens,
+    Trunk,
+    paths_of,
+)
 from vla_nav.tree.types import concatenate, frame_segment, text_segment
 from vla_nav.vision.projector import Projector
 
@@ -61,10 +76,27 @@ class TreeShape:
         try:
             numbers = int(steps), int(first), int(second), int(prompt or 128)
         except ValueError:
-            raise UserError(f"tree shape '{text}'; allowed: 44x196+12 or 60x(68+204)") from None
+            raise UserError(
+                f"tree shape '{text}'; allowed: 44x196+12, 60x(68+204) or 2^6x64+12"
+            ) from None
         if "(" in rest:
             return TreeShape(numbers[0], numbers[2] - 12, 12, numbers[3], history=numbers[1])
         return TreeShape(*numbers)
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of one tree."""
+        return self.steps
+
+    @property
+    def depth(self) -> int:
+        """Frames on the longest path."""
+        return self.steps
+
+    @property
+    def factor(self) -> int:
+        """Next frames of a frame."""
+        return 1
 
     def __str__(self) -> str:
         if self.history:
@@ -77,18 +109,87 @@ class TreeShape:
         return Layout("pooled" if self.history else "full", "hidden")
 
 
-def synthetic_tree(shape: TreeShape, *, seed: int = 0) -> PrefixTree:
-    """The prefix tree of one made episode: random text and action ids, a frame per step."""
+@dataclass(frozen=True, slots=True)
+class BranchShape:
+    """`factor` next frames at each of `depth` levels, an action leaf at every frame."""
+
+    depth: int
+    factor: int
+    frame: int
+    action: int
+    prompt: int = 128
+
+    @staticmethod
+    def parse(text: str) -> BranchShape:
+        """`2^6x64+12`: factor 2, depth 6; `@256` behind it sets the prompt."""
+        factor, _, rest = text.partition("^")
+        shape = TreeShape.parse(rest)
+        if not factor.isdecimal() or int(factor) < 1 or shape.history:
+            raise UserError(
+                f"tree shape '{text}'; allowed: factor^depth x frame + action, 2^6x64+12"
+            )
+        return BranchShape(shape.steps, int(factor), shape.frame, shape.action, shape.prompt)
+
+    def __str__(self) -> str:
+        return f"{self.factor}^{self.depth}x{self.frame}+{self.action}"
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of one tree."""
+        return sum(self.factor**level for level in range(1, self.depth + 1))
+
+    @property
+    def history(self) -> int:
+        """Pooled tokens of a frame: there are none."""
+        return 0
+
+
+Shape = TreeShape | BranchShape
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """`count` trees of one shape for one pack; None: as many as a token budget holds."""
+
+    shape: Shape
+    count: int | None = None
+
+    @staticmethod
+    def parse(text: str) -> Forest:
+        """`44x196+12`, `3*44x196+12`, `2^6x64+12`."""
+        count, star, rest = text.rpartition("*")
+        if star and not (count.isdecimal() and int(count)):
+            raise UserError(f"forest '{text}'; allowed: count*shape, as in 3*44x196+12")
+        shape = (BranchShape if "^" in rest else TreeShape).parse(rest)
+        return Forest(shape, int(count) if star else None)
+
+    def trees(self, budget: int = 0) -> list[PrefixTree]:
+        """The trees; without a count, as many as fit into `budget` tokens, at least one."""
+        first = synthetic_tree(self.shape)
+        count = self.count or max(1, budget // first.num_tokens)
+        return [first, *(synthetic_tree(self.shape, seed=seed) for seed in range(1, count))]
+
+
+def synthetic_tree(shape: Shape, *, seed: int = 0) -> PrefixTree:
+    """The prefix tree of one made episode: random text and action ids, every frame its own."""
     rng = generator(seed, "synthetic tree")
-    first_text = _VOCABULARY.num_own
+    prompt = text_segment(rng.integers(_VOCABULARY.num_own, _VOCABULARY.num_tokens, shape.prompt))
+    actions = [
+        text_segment(rng.integers(0, _VOCABULARY.num_actions, shape.action), is_supervised=True)
+        for _ in range(shape.num_frames)
+    ]
+    if isinstance(shape, BranchShape):
+        paths = list(_branching_paths(shape, prompt, actions))
+        return PrefixTree.from_paths(paths, num_frames=shape.num_frames)
+    return episode_tree(shape, prompt, actions)
+
+
+def episode_tree(shape: TreeShape, prompt: Segment, actions: list[Segment]) -> PrefixTree:
+    """The tree of an episode of this shape that is taught actions[t] at step t."""
     placeholder = _VOCABULARY.special("<frame>")
-    prompt = text_segment(rng.integers(first_text, _VOCABULARY.num_tokens, shape.prompt))
     none = text_segment(())
     steps = []
-    for t in range(shape.steps):
-        action = text_segment(
-            rng.integers(0, _VOCABULARY.num_actions, shape.action), is_supervised=True
-        )
+    for t, action in enumerate(actions):
         full = frame_segment(placeholder, t, shape.frame)
         pooled = frame_segment(placeholder, t, shape.history, first=shape.frame)
         steps.append(StepTokens(full, pooled, none, (Label(action),)))
@@ -96,11 +197,26 @@ def synthetic_tree(shape: TreeShape, *, seed: int = 0) -> PrefixTree:
     return PrefixTree.from_paths(paths_of(tokens, shape.layout), num_frames=shape.steps)
 
 
-def synthetic_features(shape: TreeShape, num_trees: int, device: str, dtype: torch.dtype) -> Tensor:
+def _branching_paths(shape: BranchShape, prompt: Segment, actions: list[Segment]) -> Iterator[Path]:
+    """One path per frame, its action; frames level by level."""
+    placeholder, frame = _VOCABULARY.special("<frame>"), 0
+    level = [Trunk(None, prompt)]
+    for _ in range(shape.depth):
+        following = []
+        for parent in level:
+            for _ in range(shape.factor):
+                trunk = Trunk(parent, frame_segment(placeholder, frame, shape.frame))
+                yield Path((actions[frame],), trunk=trunk)
+                following.append(trunk)
+                frame += 1
+        level = following
+
+
+def synthetic_features(shape: Shape, num_trees: int, device: str, dtype: torch.dtype) -> Tensor:
     """Random cached features (F, P, D) of all frames."""
     num_rows = shape.frame + shape.history
     draw = np.random.default_rng(0).standard_normal((1, num_rows, FEATURE_WIDTH), np.float32)
-    noise = torch.randn(shape.steps * num_trees, 1, FEATURE_WIDTH, device=device)
+    noise = torch.randn(shape.num_frames * num_trees, 1, FEATURE_WIDTH, device=device)
     return (torch.from_numpy(draw).to(device) + noise).to(dtype)
 
 
