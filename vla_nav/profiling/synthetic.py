@@ -163,6 +163,10 @@ class Forest:
         shape = (BranchShape if "^" in rest else TreeShape).parse(rest)
         return Forest(shape, int(count) if star else None)
 
+    def __str__(self) -> str:
+        prompt = "" if self.shape.prompt == 128 else f"@{self.shape.prompt}"
+        return f"{f'{self.count}*' if self.count else ''}{self.shape}{prompt}"
+
     def trees(self, budget: int = 0) -> list[PrefixTree]:
         """The trees; without a count, as many as fit into `budget` tokens, at least one."""
         first = synthetic_tree(self.shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +36,38 @@ def measure(
     if is_cuda:
         peak = torch.cuda.max_memory_allocated()
     return Measured(statistics.median(times), max(times) - min(times), peak, peak - base)
+
+
+def alternate(
+    works: Sequence[Callable[[], Any]],
+    *,
+    device: str,
+    repeats: int = 10,
+    warmups: int = 3,
+    calls: int = 1,
+) -> list[float]:
+    """Median ms of one call of each piece of work, timed in turn so that a clock that drifts falls
+    on all of them. A sample is `calls` calls behind one another: with several, the host's share of
+    a short call hides behind the device's."""
+
+    def many(work: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> None:
+            for _ in range(calls):
+                work()
+
+        return run
+
+    is_cuda = torch.device(device).type == "cuda"
+    for work in works:
+        for _ in range(warmups):
+            work()
+    if is_cuda:
+        torch.cuda.synchronize()
+    times: list[list[float]] = [[] for _ in works]
+    for _ in range(repeats):
+        for work, found in zip(works, times, strict=True):
+            found.append(_timed(many(work), is_cuda=is_cuda) / calls)
+    return [statistics.median(found) for found in times]
 
 
 def _timed(work: Callable[[], Any], *, is_cuda: bool) -> float:
