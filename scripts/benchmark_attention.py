@@ -66,7 +66,8 @@ def main(arguments: list[str]) -> int:
             print(
                 f"| {row.tree} | {row.backend} "
                 f"| {row.fwd_tflops:.0f} | {row.causal_fwd_tflops:.0f} | {row.fwd_ratio:.2f} "
-                f"| {row.fwd_bwd_tflops:.0f} | {row.causal_tflops:.0f} | {row.ratio:.3f} | {row.tree_ms:.3f} | {flat} | {row.tokens} "
+                f"| {row.fwd_bwd_tflops:.0f} | {row.causal_tflops:.0f} | {row.ratio:.3f} "
+                f"| {row.tree_ms:.3f} | {flat} | {row.tokens} "
                 f"| {row.full_blocks} + {row.partial_blocks} | {row.density:.2f} "
                 f"| {row.worst_difference:.1e} |",
                 flush=True,

@@ -216,11 +216,13 @@ def _branching_paths(shape: BranchShape, prompt: Segment, actions: list[Segment]
         level = following
 
 
-def synthetic_features(shape: Shape, num_trees: int, device: str, dtype: torch.dtype) -> Tensor:
+def synthetic_features(
+    shape: Shape, num_trees: int, device: str, dtype: torch.dtype, *, width: int = FEATURE_WIDTH
+) -> Tensor:
     """Random cached features (F, P, D) of all frames."""
     num_rows = shape.frame + shape.history
-    draw = np.random.default_rng(0).standard_normal((1, num_rows, FEATURE_WIDTH), np.float32)
-    noise = torch.randn(shape.num_frames * num_trees, 1, FEATURE_WIDTH, device=device)
+    draw = np.random.default_rng(0).standard_normal((1, num_rows, width), np.float32)
+    noise = torch.randn(shape.num_frames * num_trees, 1, width, device=device)
     return (torch.from_numpy(draw).to(device) + noise).to(dtype)
 
 
@@ -232,9 +234,12 @@ def synthetic_model(
     dtype: torch.dtype,
     num_patches: int,
     num_layers: int | None = None,
+    feature_width: int = FEATURE_WIDTH,
     max_positions: int = 2**20,
+    compile_layers: str | bool = False,
 ) -> VLA:
-    """A randomly initialised VLA of a named size, made on the device."""
+    """A randomly initialised VLA of a named size, made on the device. compile_layers: False,
+    `layers` (True) or `joined`, as `models.backbone.compile`."""
     if size not in MODEL_SHAPES:
         raise unknown_name("model shape", size, MODEL_SHAPES)
     hidden, intermediate, layers, heads, kv_heads = MODEL_SHAPES[size]
@@ -251,12 +256,15 @@ def synthetic_model(
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            backbone = build_backbone(
-                BackboneConfig(options=options, norms="fused"), num_text=_VOCABULARY.num_text
+            config = BackboneConfig(
+                options=options,
+                norms="fused",
+                compile="layers" if compile_layers is True else compile_layers,
             )
+            backbone = build_backbone(config, num_text=_VOCABULARY.num_text)
             model = VLA(
                 backbone,
-                Projector(FEATURE_WIDTH, hidden, hidden),
+                Projector(feature_width, hidden, hidden),
                 _VOCABULARY,
                 num_patches=num_patches,
                 attention=attention,

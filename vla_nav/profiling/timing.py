@@ -21,9 +21,11 @@ class Measured(NamedTuple):
 
 
 def measure(
-    work: Callable[[], Any], *, device: str, repeats: int = 5, warmups: int = 2
+    work: Callable[[], Any], *, device: str, repeats: int = 5, warmups: int = 2, calls: int = 1
 ) -> Measured:
-    """Run `work` warmups + repeats times; device events on CUDA, the process's clock on a CPU."""
+    """Run `work` warmups + repeats x calls times; device events on CUDA, the process's clock on a
+    CPU. A sample is the mean of `calls` calls behind one another: the device is idle once before
+    them, not before each."""
     for _ in range(warmups):
         work()
     is_cuda = torch.device(device).type == "cuda"
@@ -32,7 +34,7 @@ def measure(
         torch.cuda.synchronize()
         base = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-    times = [_timed(work, is_cuda=is_cuda) for _ in range(repeats)]
+    times = [_timed(work, is_cuda=is_cuda, calls=calls) for _ in range(repeats)]
     if is_cuda:
         peak = torch.cuda.max_memory_allocated()
     return Measured(statistics.median(times), max(times) - min(times), peak, peak - base)
@@ -47,16 +49,7 @@ def alternate(
     calls: int = 1,
 ) -> list[float]:
     """Median ms of one call of each piece of work, timed in turn so that a clock that drifts falls
-    on all of them. A sample is `calls` calls behind one another: with several, the host's share of
-    a short call hides behind the device's."""
-
-    def many(work: Callable[[], Any]) -> Callable[[], Any]:
-        def run() -> None:
-            for _ in range(calls):
-                work()
-
-        return run
-
+    on all of them. Samples are means of `calls` calls, as in `measure`."""
     is_cuda = torch.device(device).type == "cuda"
     for work in works:
         for _ in range(warmups):
@@ -66,18 +59,21 @@ def alternate(
     times: list[list[float]] = [[] for _ in works]
     for _ in range(repeats):
         for work, found in zip(works, times, strict=True):
-            found.append(_timed(many(work), is_cuda=is_cuda) / calls)
+            found.append(_timed(work, is_cuda=is_cuda, calls=calls))
     return [statistics.median(found) for found in times]
 
 
-def _timed(work: Callable[[], Any], *, is_cuda: bool) -> float:
+def _timed(work: Callable[[], Any], *, is_cuda: bool, calls: int) -> float:
+    """Milliseconds of one of `calls` calls."""
     if not is_cuda:
         start = time.perf_counter()
-        work()
-        return 1e3 * (time.perf_counter() - start)
+        for _ in range(calls):
+            work()
+        return 1e3 * (time.perf_counter() - start) / calls
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
-    work()
+    for _ in range(calls):
+        work()
     end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end)
+    return begin.elapsed_time(end) / calls

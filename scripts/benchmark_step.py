@@ -1,0 +1,98 @@
+"""One training step: trees packed to a token budget against their flat paths.
+
+    python scripts/benchmark_step.py                       # one Hopper GPU, 1.7B, the caterpillars
+    python scripts/benchmark_step.py models=8b vision=cached,trained
+    python scripts/benchmark_step.py models=0.6b trees=sweep
+    python scripts/benchmark_step.py models=tiny device=cpu attention=sdpa trees=6x16+3 \\
+        budget=512 repeats=2
+
+Refuses to report where the gradients of both sides differ. `commit=` names the commit where there
+is no git; a row measured again takes the old one's place in `output`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+
+import torch
+
+from vla_nav.profiling.bench_rows import RowFile, about, choice, parse_options, run, whole
+from vla_nav.profiling.step_bench import StepBench, StepRow
+from vla_nav.profiling.sweep import sweep_cases
+from vla_nav.profiling.synthetic import Forest
+
+DEFAULTS = {
+    "models": "1.7b",
+    "trees": "44x196+12,60x64+16@256,100x144+12",
+    "vision": "cached",
+    "budget": "24576",
+    "attention": "flash",
+    "device": "cuda",
+    "layers": "0",
+    "checkpointing": "false",
+    "tower": "vit_base_patch16_224",
+    "feature_width": "768",
+    "repeats": "10",
+    "flat_repeats": "2",
+    "commit": "",
+    "output": "step.json",
+}
+VISION = {"cached": "cached", "trained": "trained", "trained-once": "trained, flat caches"}
+COLUMNS = (
+    "model | tree | vision | trees | tokens | flat packs | tree ms | flat ms | token bound "
+    "| FLOP bound | measured | of FLOP bound | MFU | flat MFU | GiB | recompute | POR | drift"
+)
+
+
+def main(arguments: list[str]) -> int:
+    options = parse_options(arguments, DEFAULTS)
+    facts = about(options)
+    print({key: value for key, value in facts.items() if key != "options"})
+    file = RowFile(options["output"], facts, ("model", "tree", "vision"))
+    texts = sweep_cases() if options["trees"] == "sweep" else options["trees"].split(",")
+    forests = [Forest.parse(text) for text in texts]
+    kinds = [choice({"vision": kind}, "vision", VISION) for kind in options["vision"].split(",")]
+    start = time.monotonic()
+    print(f"| {COLUMNS} |\n" + "|---" * (COLUMNS.count("|") + 1) + "|")
+    for size in options["models"].split(","):
+        bench = StepBench(
+            size,
+            options["attention"],
+            device=options["device"],
+            dtype=torch.float32 if options["device"] == "cpu" else torch.bfloat16,
+            num_patches=max(forest.shape.frame + forest.shape.history for forest in forests),
+            num_layers=whole(options, "layers", least=0) or None,
+            is_checkpointed=choice(options, "checkpointing", {"true": True, "false": False}),
+            tower=options["tower"],
+            feature_width=whole(options, "feature_width"),
+            log=lambda line: print(f"{time.monotonic() - start:7.1f} s {line}", file=sys.stderr),
+        )
+        for forest in forests:
+            for vision in kinds:
+                row = bench.row(
+                    forest,
+                    vision=vision,
+                    budget=whole(options, "budget"),
+                    repeats=whole(options, "repeats"),
+                    flat_repeats=whole(options, "flat_repeats"),
+                )
+                file.add(asdict(row))
+                print(_line(row), flush=True)
+        del bench
+    return 0
+
+
+def _line(row: StepRow) -> str:
+    return (
+        f"| {row.model} | {row.tree} | {row.vision} | {row.num_trees} | {row.tokens} "
+        f"| {row.flat_packs} | {row.tree_ms:.1f} | {row.flat_ms:.0f} | {row.token_bound:.1f} "
+        f"| {row.flop_bound:.2f} | {row.measured:.2f} | {row.of_flop_bound:.3f} | {row.mfu:.3f} "
+        f"| {row.flat_mfu:.3f} | {row.tree_gib:.0f} | {'yes' if row.is_checkpointed else 'no'} "
+        f"| {row.por:.3f} | {row.gradient_drift:.1g} |"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
