@@ -49,7 +49,7 @@ class Bounds:
 def bounds(
     trees: Sequence[PrefixTree], model: FlopModel, *, flat_encodes_once: bool = False
 ) -> Bounds:
-    """flat_encodes_once: the flat side keeps a frame's features through the step, as a tree does."""
+    """flat_encodes_once: the flat side keeps a frame's features for the whole step."""
     stats = total_stats(map(tree_stats, trees))
     if flat_encodes_once:
         stats = replace(stats, num_flat_frames=stats.num_tree_frames)
