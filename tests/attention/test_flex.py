@@ -30,7 +30,7 @@ def partitions():
 def eager(packed, q, k, v, kernel=flex_attention):
     """The plan's block mask through FlexAttention without its kernel: dense, forward only."""
     plan = flex.plan(packed)
-    heads = (x.transpose(1, 2) for x in flex.filled_up(q, k, v, plan))
+    heads = (x.transpose(1, 2) for x in flex.filled_up(q, k, v, plan.num_prefix))
     with torch.no_grad():
         out = kernel(*heads, block_mask=plan.block_mask, enable_gqa=True)
     return out.transpose(1, 2)[:, : plan.num_tokens]
@@ -134,10 +134,10 @@ def test_prefix_buckets_are_whole_blocks_and_keep_an_absent_prefix():
 def test_padding_of_the_caller_needs_no_copy():
     packed = random_partition(1000, 128, seed=3)
     q, k, v, _ = random_qkv(packed)
-    assert flex.filled_up(q, k, v, flex.plan(packed))[0] is not q
+    assert flex.filled_up(q, k, v, len(packed.prefix_end))[0] is not q
     packed = random_partition(flex.padded_length(1000), flex.padded_prefix(150), seed=3)
     q, k, v, _ = random_qkv(packed)
-    filled = flex.filled_up(q, k, v, flex.plan(packed))
+    filled = flex.filled_up(q, k, v, len(packed.prefix_end))
     assert all(a is b for a, b in zip(filled, (q, k, v), strict=True))
 
 

@@ -170,8 +170,8 @@ def test_rows_that_see_nothing_and_padding_that_is_not_zero_are_found(size):
     blind[size:] = 0
     assert not finite(packed, plan, evaluated(replace(plan, end=blind)), flex.filled_up)
 
-    def uninitialised(q, k, v, plan):
-        return [pad(x, (0, 0, 0, 0, 0, plan.num_rows - size), value=torch.nan) for x in (q, k, v)]
+    def uninitialised(q, k, v, _):
+        return [pad(x, (0, 0, 0, 0, 0, -size % 128), value=torch.nan) for x in (q, k, v)]
 
     assert not finite(packed, plan, evaluated(plan), uninitialised)
 
@@ -179,7 +179,7 @@ def test_rows_that_see_nothing_and_padding_that_is_not_zero_are_found(size):
 def finite(packed: PackedTree, plan, mask: torch.Tensor, filled_up) -> bool:
     """Whether a kernel that evaluates `mask` on whole blocks gives finite outputs and gradients."""
     q, k, v, grad = random_qkv(packed, heads=2, kv_heads=2)
-    filled = [x.transpose(1, 2) for x in filled_up(q, k, v, plan)]
+    filled = [x.transpose(1, 2) for x in filled_up(q, k, v, plan.num_prefix)]
     scores = filled[0] @ filled[1].transpose(-1, -2)
     out = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ filled[2]
     of_rows = pad(grad, (0, 0, 0, 0, 0, plan.num_rows - grad.shape[1]))
@@ -215,7 +215,7 @@ def test_gpu_a_compilation_for_every_length_is_found():
     static = torch.compile(flex_attention, dynamic=False)  # the mistake
 
     def for_every_length(q, k, v, plan):
-        q, k, v = (x.transpose(1, 2) for x in flex.filled_up(q, k, v, plan))
+        q, k, v = (x.transpose(1, 2) for x in flex.filled_up(q, k, v, plan.num_prefix))
         out = static(q, k, v, block_mask=plan.block_mask, enable_gqa=True)
         return out.transpose(1, 2)[:, : plan.num_tokens]
 

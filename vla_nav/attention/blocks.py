@@ -30,6 +30,9 @@ for a rectangle: the query blocks are the own ones, and a prefix block has no di
 
 Query blocks count from the first own one, key blocks from the first of the prefix.
 
+Query blocks may be smaller than key blocks (`query_lists`): the diagonal is then S / query_block of
+them.
+
 Axis legend: T joint tokens (a multiple of the block size S), Jk key blocks, Jq query blocks, L live
 blocks.
 """
@@ -69,39 +72,55 @@ def block_lists(
 ) -> BlockLists:
     """The lists of a pack: end (T,) int32, joint; T and `num_prefix` are multiples of `block_size`,
     and the rows are the tokens behind the prefix. O(T + L)."""
-    num_rows = len(end) - num_prefix
-    if num_rows <= 0 or num_rows % block_size != 0 or num_prefix % block_size != 0:
-        raise ValueError(
-            f"block lists need a multiple of {block_size} tokens, got {num_rows} "
-            f"behind a prefix of {num_prefix}"
-        )
-    per_block = end.reshape(-1, block_size)
-    num_keys, first = len(per_block), num_prefix // block_size  # joint block of query block 0
-    num_queries = num_keys - first
-    block = np.arange(num_keys, dtype=np.int64)
-    own = block >= first
-    smallest = per_block.min(axis=1).astype(np.int64)
-    largest = per_block.max(axis=1).astype(np.int64)
-    # In query blocks: row j of the full list is start .. full_stop - 1, and the partial list has
-    # the diagonal (own blocks only), then full_stop .. live_stop - 1.
-    start = np.where(own, block - first + 1, 0)
-    full_stop = np.maximum(smallest // block_size - first, start)
-    live_stop = np.maximum(-(-largest // block_size) - first, full_stop)
-    q_full = _ranges(start, full_stop)
-    lengths = own + live_stop - full_stop
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    indices = np.arange(offsets[-1]) + np.repeat(full_stop - own - offsets[:-1], lengths)
-    indices[offsets[first:-1]] = np.arange(num_queries)  # the diagonal comes first
-    q_partial = Rows(offsets, indices.astype(np.int32))
+    q_partial, q_full = query_lists(end, num_prefix=num_prefix, block_size=block_size)
+    num_queries = (len(end) - num_prefix) // block_size
     return BlockLists(
         block_size,
         num_queries,
-        num_keys,
+        len(end) // block_size,
         kv_partial=_transpose(q_partial, num_queries),
         kv_full=_transpose(q_full, num_queries),
         q_partial=q_partial,
         q_full=q_full,
     )
+
+
+def query_lists(
+    end: npt.NDArray[np.int32],
+    *,
+    num_prefix: int = 0,
+    block_size: int = 128,
+    query_block: int | None = None,
+) -> tuple[Rows, Rows]:
+    """Partial and full query blocks of every key block: Jk rows of block_size keys, which hold
+    blocks of `query_block` queries (a divisor of block_size, by default the same)."""
+    num_rows, step = len(end) - num_prefix, query_block or block_size
+    if num_rows <= 0 or num_rows % block_size != 0 or num_prefix % block_size != 0:
+        raise ValueError(
+            f"block lists need a multiple of {block_size} tokens, got {num_rows} "
+            f"behind a prefix of {num_prefix}"
+        )
+    if block_size % step != 0:
+        raise ValueError(f"query blocks of {step} do not divide key blocks of {block_size}")
+    per_block, first_row = end.reshape(-1, block_size), num_prefix // step
+    first, ratio = num_prefix // block_size, block_size // step
+    block = np.arange(len(per_block), dtype=np.int64)
+    own = block >= first
+    smallest = per_block.min(axis=1).astype(np.int64)
+    largest = per_block.max(axis=1).astype(np.int64)
+    # In query blocks: row j of the full list is start .. full_stop - 1, and the partial list has
+    # the diagonal (`ratio` blocks, own keys only), then full_stop .. live_stop - 1.
+    start = np.where(own, (block - first + 1) * ratio, 0)
+    full_stop = np.maximum(smallest // step - first_row, start)
+    live_stop = np.maximum(-(-largest // step) - first_row, full_stop)
+    q_full = _ranges(start, full_stop)
+    diagonal = own * ratio
+    lengths = diagonal + live_stop - full_stop
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    indices = np.arange(offsets[-1]) + np.repeat(full_stop - diagonal - offsets[:-1], lengths)
+    places = offsets[first:-1, None] + np.arange(ratio)  # the diagonal comes first
+    indices[places] = np.arange(num_rows // step).reshape(-1, ratio)
+    return Rows(offsets, indices.astype(np.int32)), q_full
 
 
 def padded_rows(rows: Rows, width: int) -> tuple[Int32Array, Int32Array]:

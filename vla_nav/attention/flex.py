@@ -4,15 +4,11 @@
     device          plan.to("cuda")         one BlockMask, reused by every layer
     every layer     attend(q, k, v, plan)   one compiled kernel for all lengths
 
-Gateway keys make a rectangle of it, rows and keys each filled up to whole blocks of 128:
-
-    keys   . . p p p p | r r r r .         the prefix is filled up in front, own tokens behind
-    rows               | r r r r .         end = 0 before the own tokens: a filling key nobody sees
-
 What goes wrong elsewhere, and what is done about it here:
 
 - a mask function that reads past the end where T is no multiple of the block (NaN in backward):
-  the plan's `end` always fills whole blocks, and q, k and v are padded to it;
+  the plan's `end` always fills whole blocks, and q, k and v are padded to it
+  (`whole_blocks.py`);
 - a recompilation for every new length: lengths and list widths come from a small set of buckets
   and are dynamic sizes of one compiled function; a prefix's length is a tensor, and packs without
   one keep the mask function that needs none. That makes two graphs per dtype, head shape and
@@ -35,17 +31,15 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from torch.nn.functional import pad
 
 from vla_nav.attention.blocks import block_lists, longest_row, padded_rows
 from vla_nav.attention.mask import is_visible
 from vla_nav.attention.types import Backend, check_shapes
+from vla_nav.attention.whole_blocks import BLOCK_SIZE, filled_up, joint_ends, num_blocks
 from vla_nav.tree.packing import PackedTree
 
-BLOCK_SIZE = 128
 _STEPS_PER_DOUBLING = 32  # buckets between n and 2n: at most 1/32 of a pack is padding
 _LEAST = 8  # blocks of a pack and of a list: sizes 0 and 1 would be compiled for themselves
 _MAX_GRAPHS = 64  # torch's own limit, 8, counts every dtype, head shape and gradient mode
@@ -126,23 +120,17 @@ class FlexPlan:
 
 def padded_length(num_tokens: int) -> int:
     """The smallest bucket that holds `num_tokens`: whole blocks, at least 8, 32 per doubling."""
-    return _bucket(max(_LEAST, _blocks(num_tokens))) * BLOCK_SIZE
+    return _bucket(max(_LEAST, num_blocks(num_tokens))) * BLOCK_SIZE
 
 
 def padded_prefix(num_prefix: int) -> int:
     """The smallest bucket that holds a prefix: whole blocks, 32 per doubling; 0 stays 0."""
-    return _bucket(_blocks(num_prefix)) * BLOCK_SIZE if num_prefix else 0
+    return _bucket(num_blocks(num_prefix)) * BLOCK_SIZE if num_prefix else 0
 
 
 def plan(packed: PackedTree) -> FlexPlan:
     """Block lists of the pack, filled up to whole blocks (module docstring)."""
-    num_tokens, num_prefix = len(packed.subtree_end), len(packed.prefix_end)
-    first_row = _blocks(num_prefix) * BLOCK_SIZE
-    size = first_row + _blocks(num_tokens) * BLOCK_SIZE
-    end = np.arange(1, size + 1, dtype=np.int32)
-    end[: first_row - num_prefix] = 0
-    end[first_row - num_prefix : first_row] = packed.prefix_end.numpy() + first_row
-    end[first_row : first_row + num_tokens] = packed.subtree_end.numpy() + first_row
+    end, first_row = joint_ends(packed)
     lists = block_lists(end, num_prefix=first_row, block_size=BLOCK_SIZE)
     # One width for all four: the kernels find a row of the full lists by the partial ones' stride.
     every = (lists.kv_partial, lists.q_partial, lists.kv_full, lists.q_full)
@@ -156,8 +144,8 @@ def plan(packed: PackedTree) -> FlexPlan:
         tensors.append(torch.from_numpy(indices)[None, None])  # (1, 1, J, width)
     kv_num, kv_idx, q_num, q_idx, full_kv_num, full_kv_idx, full_q_num, full_q_idx = tensors
     return FlexPlan(
-        num_tokens,
-        num_prefix,
+        len(packed.subtree_end),
+        len(packed.prefix_end),
         torch.from_numpy(end),
         torch.tensor(first_row, dtype=torch.int32),
         kv_num_blocks=kv_num,
@@ -181,7 +169,7 @@ def attend(
     """q (B, Q, H, D), k and v (B, P+Q, Hkv, D) -> (B, Q, H, D). CUDA only."""
     BACKEND.check_device(q.device)
     heads, kv_heads = check_shapes(q, k, v, plan.num_tokens, plan.num_prefix)
-    q, k, v = filled_up(q, k, v, plan)
+    q, k, v = filled_up(q, k, v, plan.num_prefix)
     out: torch.Tensor = _compiled()(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -191,25 +179,6 @@ def attend(
         enable_gqa=heads != kv_heads,
     )  # (B, H, 128 Jq, D)
     return out.transpose(1, 2)[:, : plan.num_tokens]
-
-
-def filled_up(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: FlexPlan
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k, v with zeros up to whole blocks; the same tensors where the caller's padding
-    (`padded_length`, `padded_prefix`) has done it."""
-    behind = plan.num_rows - plan.num_tokens
-    before = len(plan.end) - plan.num_rows - plan.num_prefix
-    if behind:
-        q = pad(q, (0, 0, 0, 0, 0, behind))
-    if behind or before:
-        k, v = (pad(x, (0, 0, 0, 0, before, behind)) for x in (k, v))
-    return q, k, v
-
-
-def _blocks(num_tokens: int) -> int:
-    """Blocks that hold `num_tokens`."""
-    return -(-num_tokens // BLOCK_SIZE)
 
 
 def _bucket(count: int) -> int:

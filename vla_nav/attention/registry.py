@@ -11,6 +11,7 @@ _MODULES = {
     "reference": "vla_nav.attention.reference",
     "sdpa": "vla_nav.attention.sdpa",
     "flex": "vla_nav.attention.flex",
+    "flash": "vla_nav.attention.flash",
 }
 
 
