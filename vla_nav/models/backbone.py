@@ -31,6 +31,7 @@ from vla_nav.models.tokenizer import locate
 FAMILIES = ("qwen3", "mistral", "llama")
 SOURCES = ("config", "folder", "gguf")
 NORMS = ("transformers", "fused")
+COMPILE = (False, "layers", "joined")
 ATTENTION_NAME = "vla_nav"
 _NO_ARCHITECTURE = frozenset(  # keys of a transformers config that say where it came from
     ("model_type", "transformers_version", "architectures", "dtype", "quantization_config")
@@ -47,7 +48,9 @@ class BackboneConfig:
     source: config | folder | gguf. family and options (the transformers config's own keywords:
     hidden_size, num_hidden_layers, ...) describe a random one; path names the files of the others.
     gradient_checkpointing: recompute layers in the backward pass. norms: transformers' own, or
-    `fused` (norms.py): the same function in one kernel, for GPUs.
+    `fused` (norms.py): the same function in one kernel, for GPUs. compile: false, or `layers`
+    (layers.py): training runs every layer as two compiled halves around attention; `joined`: with
+    joint matrix products of q, k, v and of SwiGLU's two (copies of their weights are kept).
     """
 
     source: str = "config"
@@ -57,6 +60,7 @@ class BackboneConfig:
     seed: int = 0
     gradient_checkpointing: bool = False
     norms: str = "transformers"
+    compile: str | bool = False
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -65,6 +69,13 @@ class BackboneConfig:
             raise unknown_name("models.backbone.family", self.family, FAMILIES)
         if self.norms not in NORMS:
             raise unknown_name("models.backbone.norms", self.norms, NORMS)
+        if self.compile not in COMPILE:
+            raise unknown_name("models.backbone.compile", str(self.compile), map(str, COMPILE))
+        if self.compile and self.norms != "fused":
+            raise UserError(
+                f"models.backbone.compile={self.compile} has norms of its own, the fused ones; "
+                f"models.backbone.norms={self.norms} needs compile=false, or set it to fused"
+            )
         if self.source != "config" and self.path is None:
             raise UserError(f"models.backbone.source={self.source}: models.backbone.path is needed")
 
@@ -149,6 +160,10 @@ def build_backbone(config: BackboneConfig, *, num_text: int) -> Backbone:
     if config.norms == "fused":
         fuse_norms(backbone.model)
     backbone.norms = config.norms
+    if config.compile:
+        from vla_nav.models.layers import compile_layers
+
+        compile_layers(backbone.model, is_joined=config.compile == "joined")
     if config.gradient_checkpointing:
         enable_checkpointing(backbone.model)
     return backbone
