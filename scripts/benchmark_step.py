@@ -30,6 +30,8 @@ DEFAULTS = {
     "budget": "24576",
     "attention": "flash",
     "device": "cuda",
+    "weights": "bfloat16",
+    "compile": "layers",
     "layers": "0",
     "checkpointing": "false",
     "tower": "vit_base_patch16_224",
@@ -39,6 +41,8 @@ DEFAULTS = {
     "commit": "",
     "output": "step.json",
 }
+COMPILE = {"false": False, "layers": "layers", "joined": "joined"}
+WEIGHTS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 VISION = {"cached": "cached", "trained": "trained", "trained-once": "trained, flat caches"}
 COLUMNS = (
     "model | tree | vision | trees | tokens | flat packs | tree ms | flat ms | token bound "
@@ -48,6 +52,8 @@ COLUMNS = (
 
 def main(arguments: list[str]) -> int:
     options = parse_options(arguments, DEFAULTS)
+    is_cpu = options["device"] == "cpu"
+    options["weights"] = "float32" if is_cpu else options["weights"]
     facts = about(options)
     print({key: value for key, value in facts.items() if key != "options"})
     file = RowFile(options["output"], facts, ("model", "tree", "vision"))
@@ -61,7 +67,9 @@ def main(arguments: list[str]) -> int:
             size,
             options["attention"],
             device=options["device"],
-            dtype=torch.float32 if options["device"] == "cpu" else torch.bfloat16,
+            dtype=torch.float32 if is_cpu else torch.bfloat16,
+            weights=choice(options, "weights", WEIGHTS),
+            compile_layers=choice(options, "compile", COMPILE),
             num_patches=max(forest.shape.frame + forest.shape.history for forest in forests),
             num_layers=whole(options, "layers", least=0) or None,
             is_checkpointed=choice(options, "checkpointing", {"true": True, "false": False}),

@@ -26,7 +26,6 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,10 +33,10 @@ from torch import Tensor
 from vla_nav.attention.parity import require_parity
 from vla_nav.attention.registry import backend
 from vla_nav.errors import UserError, unknown_name
-from vla_nav.losses import weighted_cross_entropy
-from vla_nav.models.backbone import Attend, disable_checkpointing, enable_checkpointing
+from vla_nav.models.backbone import disable_checkpointing, enable_checkpointing
 from vla_nav.profiling.bounds import PEAK_FLOPS, bounds, encoder_flops, flop_model
-from vla_nav.profiling.flat import FlatPack, flat_packs
+from vla_nav.profiling.flat import flat_packs
+from vla_nav.profiling.step_sides import StepSides
 from vla_nav.profiling.synthetic import (
     FEATURE_WIDTH,
     Forest,
@@ -46,7 +45,7 @@ from vla_nav.profiling.synthetic import (
     synthetic_model,
 )
 from vla_nav.profiling.timing import measure
-from vla_nav.tree import PackedTree, PrefixTree, pack
+from vla_nav.tree import PrefixTree, pack
 from vla_nav.vision.encoder import TimmEncoder
 
 VISION = ("cached", "trained", "trained, flat caches")
@@ -89,7 +88,8 @@ class StepRow:
 
 class StepBench:
     """Steps of one model. is_checkpointed: activations are recomputed, on both sides; a tree pack
-    that does not fit without turns it on for its own row."""
+    that does not fit without turns it on for its own row. weights: their dtype, and that of the
+    gradients; where it is wider than `dtype`, products are computed under autocast."""
 
     def __init__(
         self,
@@ -99,14 +99,15 @@ class StepBench:
         device: str,
         num_patches: int,
         dtype: torch.dtype = torch.bfloat16,
+        weights: torch.dtype = torch.bfloat16,
+        compile_layers: str | bool = False,
         is_checkpointed: bool = False,
         num_layers: int | None = None,
         tower: str = "vit_base_patch16_224",
         feature_width: int = FEATURE_WIDTH,
         log: Callable[[str], None] = print,
-        **model_options: Any,
     ) -> None:
-        self.size, self.device, self.dtype = size, device, dtype
+        self.size, self.device, self.dtype, self.weights = size, device, dtype, weights
         self.is_checkpointed = is_checkpointed
         self.tower, self.log = tower, log
         self.attention = backend(attention, device=torch.device(device).type)
@@ -114,17 +115,22 @@ class StepBench:
             size,
             attention,
             device=device,
-            dtype=dtype,
+            dtype=weights,
             num_patches=num_patches,
             num_layers=num_layers,
             feature_width=feature_width,
-            **model_options,
+            compile_layers=compile_layers,
         )
         self.feature_width = feature_width
         require_parity(
             attention, device, dtype=dtype, **self.model.backbone.attention_shape._asdict()
         )
         self._checked: set[tuple[str, int]] = set()
+
+    def autocast(self) -> torch.autocast:
+        """What a forward runs under."""
+        kind = torch.device(self.device).type
+        return torch.autocast(kind, dtype=self.dtype, enabled=self.dtype != self.weights)
 
     def row(
         self,
@@ -210,7 +216,7 @@ class StepBench:
 
     def _sides(
         self, forest: Forest, trees: Sequence[PrefixTree], vision: str, budget: int
-    ) -> _Sides:
+    ) -> StepSides:
         """Both steps of these trees, ready to run."""
         num_tokens = sum(tree.num_tokens for tree in trees)
         packed = pack(trees, pad_to=self.attention.padded_length(num_tokens))
@@ -224,7 +230,16 @@ class StepBench:
             count = sum(tree.num_frames for tree in trees)
             size = (count, *self.model.encoder.image_size, 3)
             frames = torch.randint(0, 256, size, dtype=torch.uint8, device=self.device)
-        return _Sides(self, packed.to(self.device), plan, packs, frames, vision == "trained")
+        return StepSides(
+            self.model,
+            self.attention,
+            packed.to(self.device),
+            plan,
+            packs,
+            frames,
+            autocast=self.autocast,
+            is_encoded_again=vision == "trained",
+        )
 
     def _check_small(self, forest: Forest, vision: str, budget: int) -> None:
         """Gradients of a tree of a few frames, tree against flat, once per kind of shape."""
@@ -293,79 +308,7 @@ class StepBench:
                 f"tower={self.tower}: its features have {encoder.feature_dim} channels, the "
                 f"projector takes {self.feature_width}"
             )
-        self.model.encoder = encoder.to(self.device, self.dtype)
+        self.model.encoder = encoder.to(self.device, self.weights)
 
     def _checkpoint(self, is_on: bool) -> None:
         (enable_checkpointing if is_on else disable_checkpointing)(self.model.backbone.model)
-
-
-class _Sides:
-    """The two steps. `tree` and `flat` leave the gradients of one step and return its loss."""
-
-    def __init__(
-        self,
-        bench: StepBench,
-        packed: PackedTree,
-        plan: Any,
-        packs: list[FlatPack],
-        frames: Tensor,
-        is_encoded_again: bool,
-    ) -> None:
-        self.model, self.attention = bench.model, bench.attention
-        self.packed, self.plan, self.packs = packed, plan, packs
-        self.frames, self.is_encoded_again = frames, is_encoded_again
-        self.num_trees = packed.num_trees
-        self.last_flat = torch.zeros(())
-
-    def tree(self) -> Tensor:
-        """All trees at once."""
-        self.model.zero_grad(set_to_none=True)
-
-        def attend(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float) -> Tensor:
-            return self.attention.attend(q, k, v, self.plan, scale)
-
-        loss = self._loss(self.packed, self.model.features(self.frames), attend)
-        loss.backward()
-        return loss.detach()
-
-    def flat(self) -> Tensor:
-        """Every path, pack by pack."""
-        return self.flat_part(len(self.packs))
-
-    def flat_part(self, count: int) -> Tensor:
-        """The first `count` packs, the longest paths first."""
-        self.model.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self.frames.device)
-        if self.model.encoder is None:
-            for part in self.packs[:count]:
-                total += self._backward(part.packed, self.frames, part)
-        elif self.is_encoded_again:
-            for part in self.packs[:count]:
-                features = self.model.features(self.frames[part.own_frames])
-                total += self._backward(part.with_own_frames(), features, part)
-        else:
-            features = self.model.features(self.frames)  # (F, P, D)
-            leaf = features.detach().requires_grad_()
-            for part in self.packs[:count]:
-                total += self._backward(part.packed, leaf, part)
-            features.backward(leaf.grad)
-        self.last_flat = total
-        return total
-
-    def _backward(self, packed: PackedTree, features: Tensor, part: FlatPack) -> Tensor:
-        loss = self._loss(packed, features, part.attend)
-        loss.backward()
-        return loss.detach()
-
-    def _loss(self, packed: PackedTree, features: Tensor, attend: Attend) -> Tensor:
-        """The same on both sides; each sums to the path-mean loss over all trees."""
-        embeddings = self.model.embed(
-            packed.token_ids,
-            packed.frame_index,
-            packed.patch_index,
-            features,
-            vision_index=packed.vision_index,
-        )
-        hidden = self.model.decode(embeddings[None], packed.position_ids[None], attend)[0]
-        logits = self.model.logits(hidden[packed.predictor_index])  # (M, V)
-        return weighted_cross_entropy(logits, packed, denominator=float(self.num_trees)).value
