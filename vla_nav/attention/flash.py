@@ -110,7 +110,8 @@ class FlashPlan:
         return self._map(torch.Tensor.pin_memory)
 
     def tensors(self, num_heads: int, head_dim: int) -> list[torch.Tensor]:
-        """Ten tensors for a head shape: lists and items of the forward, then the backward pass."""
+        """Ten tensors for a head shape: lists (the same for every head) and items of the forward,
+        then the backward pass."""
         key = (num_heads, head_dim > 128)
         if key not in self._derived:
             forward, backward = self.forward, self.backward
@@ -119,7 +120,10 @@ class FlashPlan:
             self._derived[key] = [
                 tensor
                 for side in (forward, backward)
-                for tensor in (*side.lists, items(side.order, side.ends, num_heads))
+                for tensor in (
+                    *(x.expand(1, num_heads, *x.shape[2:]) for x in side.lists),
+                    items(side.order, side.ends, num_heads),
+                )
             ]
         return self._derived[key]
 

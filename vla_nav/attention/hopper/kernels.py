@@ -36,8 +36,8 @@ _ARCH = 90
 
 
 class Lists(NamedTuple):
-    """Partial and full blocks of every row, and the order of tiles: counts (1, 1, J) and indices
-    (1, 1, J, width) int32, items (J * H,) int32."""
+    """Partial and full blocks of every row, and the order of tiles: counts (1, H, J) and indices
+    (1, H, J, width) int32, items (J * H,) int32."""
 
     partial_counts: torch.Tensor
     partial: torch.Tensor
