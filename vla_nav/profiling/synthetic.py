@@ -52,7 +52,7 @@ MODEL_SHAPES = {
 }
 HEAD_DIM = 128
 FEATURE_WIDTH = 768
-_VOCABULARY = Vocabulary(64, ("<frame>",), 0, 1000)
+VOCABULARY = Vocabulary(64, ("<frame>",), 0, 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +177,9 @@ class Forest:
 def synthetic_tree(shape: Shape, *, seed: int = 0) -> PrefixTree:
     """The prefix tree of one made episode: random text and action ids, every frame its own."""
     rng = generator(seed, "synthetic tree")
-    prompt = text_segment(rng.integers(_VOCABULARY.num_own, _VOCABULARY.num_tokens, shape.prompt))
+    prompt = text_segment(rng.integers(VOCABULARY.num_own, VOCABULARY.num_tokens, shape.prompt))
     actions = [
-        text_segment(rng.integers(0, _VOCABULARY.num_actions, shape.action), is_supervised=True)
+        text_segment(rng.integers(0, VOCABULARY.num_actions, shape.action), is_supervised=True)
         for _ in range(shape.num_frames)
     ]
     if isinstance(shape, BranchShape):
@@ -190,7 +190,7 @@ def synthetic_tree(shape: Shape, *, seed: int = 0) -> PrefixTree:
 
 def episode_tree(shape: TreeShape, prompt: Segment, actions: list[Segment]) -> PrefixTree:
     """The tree of an episode of this shape that is taught actions[t] at step t."""
-    placeholder = _VOCABULARY.special("<frame>")
+    placeholder = VOCABULARY.special("<frame>")
     none = text_segment(())
     steps = []
     for t, action in enumerate(actions):
@@ -203,7 +203,7 @@ def episode_tree(shape: TreeShape, prompt: Segment, actions: list[Segment]) -> P
 
 def _branching_paths(shape: BranchShape, prompt: Segment, actions: list[Segment]) -> Iterator[Path]:
     """One path per frame, its action; frames level by level."""
-    placeholder, frame = _VOCABULARY.special("<frame>"), 0
+    placeholder, frame = VOCABULARY.special("<frame>"), 0
     level = [Trunk(None, prompt)]
     for _ in range(shape.depth):
         following = []
@@ -261,11 +261,11 @@ def synthetic_model(
                 norms="fused",
                 compile="layers" if compile_layers is True else compile_layers,
             )
-            backbone = build_backbone(config, num_text=_VOCABULARY.num_text)
+            backbone = build_backbone(config, num_text=VOCABULARY.num_text)
             model = VLA(
                 backbone,
                 Projector(feature_width, hidden, hidden),
-                _VOCABULARY,
+                VOCABULARY,
                 num_patches=num_patches,
                 attention=attention,
             )
