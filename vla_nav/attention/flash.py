@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from vla_nav.attention.blocks import Rows, block_lists, longest_row, padded_rows, query_lists
-from vla_nav.attention.hopper.tables import MAX_TILES, items, shifted_span, tile_groups
+from vla_nav.attention.hopper.tables import MAX_TILES, items, spans, tile_groups
 from vla_nav.attention.types import Backend, check_shapes
 from vla_nav.attention.whole_blocks import BLOCK_SIZE, filled_up, joint_ends, whole_blocks
 from vla_nav.errors import UserError
@@ -91,7 +91,7 @@ class Direction:
 
 @dataclass(frozen=True, eq=False)
 class FlashPlan:
-    """Q, P, the shifted spans of all keys (K,) int32 and the lists of both passes. What a head
+    """Q, P, the spans of all keys (K,) int32 and the lists of both passes. What a head
     shape needs of them is derived once and kept."""
 
     num_tokens: int
@@ -152,7 +152,7 @@ def plan(packed: PackedTree) -> FlashPlan:
     return FlashPlan(
         len(packed.subtree_end),
         len(packed.prefix_end),
-        torch.from_numpy(shifted_span(end)),
+        torch.from_numpy(spans(end)),
         Direction.of(lists.kv_partial, lists.kv_full),
         Direction.of(q_partial, q_full),
     )

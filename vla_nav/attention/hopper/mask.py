@@ -3,14 +3,15 @@
 With q and k in joint indices (`mask.py`), and span[k] = subtree_end[k] - k:
 
     visible(q, k)  <=>  k <= q < subtree_end[k]  <=>  0 <= q - k < span[k]
-                   <=>  wrapped(q - k - 2**31) < span[k] - 2**31
+                   <=>  unsigned(q - k) < span[k]          a negative q - k is a huge number
 
     k        0  1  2  3  4          span 5 2 1 2 1: 1, 2 and 3, 4 are two branches of 0
     q - k    3  2  1  0 -1          of query q = 3
     visible  x  .  .  x  .
 
-The last form is one signed comparison of 32-bit numbers: below zero, q - k - 2**31 wraps around to
-a number above every span. The table holds span[k] - 2**31 (`tables.py`).
+The kernel language compares signed numbers, so both sides have their sign bit flipped, which gives
+the order of unsigned ones; the table of spans holds them flipped. (Subtracting 2**31 would not do:
+the compiler takes additions not to overflow.)
 
 A thread of a tile holds a few rows times a few columns of the scores; span is read once per key
 that it holds, and q - k of all its scores is one difference plus constants. Full blocks run no code
@@ -29,13 +30,13 @@ from cutlass import Float32, Int32, const_expr, cute
 from flash_attn.cute.utils import AuxData
 from quack import layout_utils
 
-from vla_nav.attention.hopper.tables import LEAST
+from vla_nav.attention.hopper.tables import SIGN
 
 
 @dataclass(frozen=True)
 class TreeMask:
     """Built by the kernels with their tile sizes. swap_AB: a tile of scores is transposed (keys are
-    its rows). aux_data.tensors[0]: the shifted span, int32, one per joint key."""
+    its rows). aux_data.tensors[0]: spans, int32, one per joint key."""
 
     tile_m: cutlass.Constexpr[int]
     tile_n: cutlass.Constexpr[int]
@@ -76,11 +77,11 @@ class TreeMask:
             first_row = self.seqlen_info.seqlen_k - self.seqlen_info.seqlen_q
             q0 = first_row + m_block * self.tile_m + own[0][row]
             k0 = n_block * self.tile_n + own[0][column]
-            distance = q0 - k0 + LEAST  # wraps around
+            distance = q0 - k0
             for c in cutlass.range_constexpr(cute.size(scores.shape[1])):
                 k = const_expr(first[0, c][column] - first[0, 0][column])
                 seen = Int32(span[k0 + k])
                 for r in cutlass.range_constexpr(cute.size(scores.shape[0])):
                     q = const_expr(first[r, 0][row] - first[0, 0][row])
-                    is_visible = distance + (q - k) < seen
+                    is_visible = ((distance + (q - k)) ^ SIGN) < seen
                     scores[r, c] = scores[r, c] if is_visible else -Float32.inf

@@ -1,6 +1,6 @@
 """What the Hopper kernels read beside queries and keys: spans, and the order of tiles.
 
-Spans (`mask.py` has the comparison): span[k] = subtree_end[k] - k, shifted by -2**31.
+Spans (`mask.py` compares with them): subtree_end[k] - k, with the sign bit flipped.
 
 Tiles: groups of falling length, every head's share of a group together.
 
@@ -20,15 +20,14 @@ import torch
 
 from vla_nav.tree.types import Int32Array, IntArray
 
-LEAST = -(1 << 31)
+SIGN = -(1 << 31)
 _SHARES = (0.4, 0.7, 0.9)  # of the work, where a group ends: 3 % from the best order in simulation
 MAX_TILES = 1 << 16  # an item is one int32: 16 bits of tile, 15 of head
 
 
-def shifted_span(end: Int32Array) -> Int32Array:
+def spans(end: Int32Array) -> Int32Array:
     """(K,) of joint subtree ends (K,); a key that nobody sees has end 0."""
-    span = np.maximum(end.astype(np.int64) - np.arange(len(end)), 0)
-    return (span + LEAST).astype(np.int32)
+    return np.maximum(end - np.arange(len(end), dtype=np.int32), 0) ^ np.int32(SIGN)
 
 
 def tile_groups(work: IntArray) -> tuple[IntArray, tuple[int, ...]]:
