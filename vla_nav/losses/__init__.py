@@ -13,6 +13,7 @@ from vla_nav.losses.policy_gradient import (
     policy_gradient,
     sequence_gradient,
 )
+from vla_nav.losses.predictions import Predictions
 
 __all__ = [
     "Cispo",
@@ -22,6 +23,7 @@ __all__ = [
     "Objective",
     "Penalties",
     "PolicyLoss",
+    "Predictions",
     "Reinforce",
     "SequenceClip",
     "loss_denominator",

@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from vla_nav.losses.normalisation import Normalisation, divided, numerator_weights
+from vla_nav.losses.predictions import Predictions, summed
 from vla_nav.tree.packing import PackedTree
 
 
@@ -30,7 +31,7 @@ class Loss(NamedTuple):
 
 
 def weighted_cross_entropy(
-    logits: torch.Tensor,
+    logits: torch.Tensor | Predictions,
     packed: PackedTree,
     *,
     normalisation: Normalisation = "path_mean",
@@ -39,33 +40,43 @@ def weighted_cross_entropy(
 ) -> Loss:
     """The loss of a pack from logits (M, V) at its predictors, in target order.
 
+    logits: a tensor, or `Predictions`, whose logits are computed in chunks where they are many.
     first_id: the vocabulary id of logit column 0 (a head over action tokens only).
     denominator: the global one; default this pack's. Computed in float32, or float64 where the
     logits are. Raises `ValueError` for a target outside the logits' columns (on the CPU; a CUDA
     device asserts) and a shape that is not (M, V).
     """
     targets = target_columns(logits, packed, first_id)
-    precise = logits if logits.dtype == torch.float64 else logits.float()
-    token_loss = cross_entropy(precise, targets, reduction="none")  # (M,)
-    weights = numerator_weights(packed.loss_weights, packed, normalisation).to(token_loss.dtype)
-    # With no target the sum over no logits keeps the graph connected (zero gradients everywhere).
-    numerator = (weights * token_loss).sum() if len(targets) else precise.sum()
+    weights = numerator_weights(packed.loss_weights, packed, normalisation)
+
+    def numerator_of(
+        logits: torch.Tensor, rows: slice
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        token_loss = cross_entropy(logits, targets[rows], reduction="none")  # (m,)
+        if not len(token_loss):  # the sum over no logits: connected, zero gradients everywhere
+            return logits.sum(), (token_loss.detach(),)
+        numerator = (weights[rows].to(token_loss.dtype) * token_loss).sum()
+        return numerator, (token_loss.detach(),)
+
+    numerator, (token_loss,) = summed(logits, numerator_of)
     value, total = divided(numerator, packed, normalisation, denominator)
-    return Loss(value, numerator, total, token_loss.detach())
+    return Loss(value, numerator, total, token_loss)
 
 
-def target_columns(logits: torch.Tensor, packed: PackedTree, first_id: int) -> torch.Tensor:
+def target_columns(
+    logits: torch.Tensor | Predictions, packed: PackedTree, first_id: int
+) -> torch.Tensor:
     """(M,) logit columns of the targets. Raises `ValueError` unless logits are (M, V) and, on the
     CPU, every target is one of the columns."""
-    num_targets = len(packed.target_ids)
-    if logits.dim() != 2 or len(logits) != num_targets:
-        raise ValueError(f"logits must be ({num_targets}, V), got {tuple(logits.shape)}")
+    num_targets, shape = len(packed.target_ids), tuple(logits.shape)
+    if len(shape) != 2 or shape[0] != num_targets:
+        raise ValueError(f"logits must be ({num_targets}, V), got {shape}")
     targets = packed.target_ids - first_id
     if targets.device.type == "cpu" and num_targets > 0:
         low, high = int(targets.min()), int(targets.max())
-        if low < 0 or high >= logits.shape[1]:
+        if low < 0 or high >= shape[1]:
             raise ValueError(
                 f"target ids {low + first_id} .. {high + first_id} are outside the logits' "
-                f"{first_id} .. {first_id + logits.shape[1] - 1}"
+                f"{first_id} .. {first_id + shape[1] - 1}"
             )
     return targets

@@ -32,7 +32,8 @@ def loss_denominator(packed: PackedTree, normalisation: Normalisation) -> torch.
     check_normalisation(normalisation)
     device = packed.num_paths.device
     if normalisation == "path_mean":
-        return torch.tensor(float(packed.num_trees), dtype=torch.float64, device=device)
+        # Filled there: a copy from here would wait for all that the device has to do.
+        return torch.full((), float(packed.num_trees), dtype=torch.float64, device=device)
     if normalisation == "token_mean":
         return packed.loss_weights.double().sum()
     return torch.ones((), dtype=torch.float64, device=device)

@@ -28,6 +28,7 @@ Axis legend: M targets of a pack, V logits, K paths, G trees.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ from vla_nav.losses.normalisation import (
     divided,
     numerator_weights,
 )
+from vla_nav.losses.predictions import Predictions, summed
 from vla_nav.tree.packing import PackedPolicy, PackedTree
 from vla_nav.tree.path_targets import PathTargets
 
@@ -121,7 +123,7 @@ class PolicyLoss(NamedTuple):
 
 
 def policy_gradient(
-    logits: torch.Tensor,
+    logits: torch.Tensor | Predictions,
     packed: PackedTree,
     objective: Objective,
     *,
@@ -133,7 +135,7 @@ def policy_gradient(
 ) -> PolicyLoss:
     """The loss of a pack from logits (M, V) at its predictors, in target order.
 
-    paths: the pack's rows, for `SequenceClip` only. first_id, denominator, precision: as in
+    paths: the pack's rows, for `SequenceClip` only. logits, first_id, denominator, precision: as in
     `weighted_cross_entropy`. Raises `ValueError` for a pack without advantages, a target without a
     behaviour log-probability where the objective needs it (on the CPU; NaN on a CUDA device), or a
     missing or wrong `paths` or reference.
@@ -142,30 +144,45 @@ def policy_gradient(
     penalties = Penalties() if penalties is None else penalties
     targets = target_columns(logits, packed, first_id)
     policy = _policy_of(packed, objective)
-    precise = logits if logits.dtype == torch.float64 else logits.float()
-    log_probs = -cross_entropy(precise, targets, reduction="none")  # (M,)
+    _check_reference(penalties, len(targets))
+    weights = numerator_weights(packed.loss_weights, packed, normalisation)
+    sequence: _Terms | None = None
+    terms_of: _TermsOf
     if isinstance(objective, SequenceClip):
-        terms = _sequence_terms(log_probs, packed, objective, paths, normalisation)
+        with torch.no_grad():
+            log_probs = _log_probs(logits, targets)
+            sequence = _sequence_terms(log_probs, packed, objective, paths, normalisation)
+        assert paths is not None
+        slopes = sequence_gradient(log_probs, packed, objective, paths, normalisation=normalisation)
+        terms_of = _LinearTerms(slopes)
     else:
-        terms = _token_terms(log_probs, packed, policy, objective, normalisation)
-    gain = terms.loss.sum() if len(targets) else precise.sum()  # no target: a connected 0
-    kl, entropy = torch.zeros_like(gain), torch.zeros_like(gain)
-    weights = numerator_weights(packed.loss_weights, packed, normalisation).to(log_probs.dtype)
-    if penalties.kl != 0:
-        kl = (weights * _k3(log_probs, penalties.reference)).sum()
-    if penalties.entropy != 0:
-        entropy = (weights * _entropy(precise)).sum()
-    numerator = gain + penalties.kl * kl - penalties.entropy * entropy
+        terms_of = _TokenTerms(packed, policy, objective, normalisation)
+
+    def numerator_of(
+        logits: torch.Tensor, rows: slice
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        log_probs = -cross_entropy(logits, targets[rows], reduction="none")  # (m,)
+        terms = terms_of(log_probs, rows)
+        kl, entropy = torch.zeros_like(log_probs), torch.zeros_like(log_probs)
+        share = weights[rows].to(log_probs.dtype)
+        if penalties.kl != 0:
+            kl = share * _k3(log_probs, penalties.reference, rows)
+        if penalties.entropy != 0:
+            entropy = share * _entropy(logits)
+        # No target: a connected 0.
+        gain = terms.loss.sum() if len(log_probs) else logits.sum()
+        numerator = gain + penalties.kl * kl.sum() - penalties.entropy * entropy.sum()
+        vectors = (terms.loss, terms.is_clipped, kl, entropy, log_probs)
+        return numerator, tuple(vector.detach() for vector in vectors)
+
+    numerator, (loss, is_clipped, kl, entropy, log_probs) = summed(logits, numerator_of)
+    gain, num_clipped = loss.sum(), is_clipped.sum()
+    if sequence is not None:  # the linear terms have its gradient, not its value
+        numerator = numerator + (sequence.loss.sum() - gain)
+        gain, num_clipped = sequence.loss.sum(), sequence.is_clipped.sum()
     value, total = divided(numerator, packed, normalisation, denominator)
     return PolicyLoss(
-        value,
-        numerator,
-        total,
-        gain.detach(),
-        kl.detach(),
-        entropy.detach(),
-        terms.is_clipped.sum(),
-        log_probs.detach(),
+        value, numerator, total, gain, kl.sum(), entropy.sum(), num_clipped, log_probs
     )
 
 
@@ -198,25 +215,59 @@ class _Terms(NamedTuple):
     is_clipped: torch.Tensor
 
 
-def _token_terms(
-    log_probs: torch.Tensor,
-    packed: PackedTree,
-    policy: PackedPolicy,
-    objective: Reinforce | Clip | Cispo,
-    normalisation: Normalisation,
-) -> _Terms:
-    positive, negative = (
-        numerator_weights(part, packed, normalisation).to(log_probs.dtype)
-        for part in (policy.positive, policy.negative)
-    )
-    if isinstance(objective, Reinforce):
+_TermsOf = Callable[[torch.Tensor, slice], _Terms]
+
+
+class _TokenTerms:
+    """Terms of some targets from their log-probabilities (m,)."""
+
+    def __init__(
+        self,
+        packed: PackedTree,
+        policy: PackedPolicy,
+        objective: Reinforce | Clip | Cispo,
+        normalisation: Normalisation,
+    ) -> None:
+        self._behaviour, self._objective = policy.log_probs, objective
+        self._positive, self._negative = (
+            numerator_weights(part, packed, normalisation)
+            for part in (policy.positive, policy.negative)
+        )
+
+    def __call__(self, log_probs: torch.Tensor, rows: slice) -> _Terms:
+        objective, dtype = self._objective, log_probs.dtype
+        positive, negative = (part[rows].to(dtype) for part in (self._positive, self._negative))
+        if isinstance(objective, Reinforce):
+            never = torch.zeros_like(log_probs, dtype=torch.bool)
+            return _Terms(-(positive + negative) * log_probs, never)
+        ratio = _ratio(log_probs - self._behaviour[rows].to(dtype))
+        if isinstance(objective, Clip):
+            return _clipped(ratio, positive, negative, objective)
+        weight = ratio.detach().clamp(1 - objective.low, 1 + objective.high)
+        return _Terms(-(positive + negative) * weight * log_probs, weight != ratio)
+
+
+class _LinearTerms:
+    """Terms with given derivatives (M,) by the log-probabilities."""
+
+    def __init__(self, slopes: torch.Tensor) -> None:
+        self._slopes = slopes
+
+    def __call__(self, log_probs: torch.Tensor, rows: slice) -> _Terms:
         never = torch.zeros_like(log_probs, dtype=torch.bool)
-        return _Terms(-(positive + negative) * log_probs, never)
-    ratio = _ratio(log_probs - policy.log_probs.to(log_probs.dtype))
-    if isinstance(objective, Clip):
-        return _clipped(ratio, positive, negative, objective)
-    weight = ratio.detach().clamp(1 - objective.low, 1 + objective.high)
-    return _Terms(-(positive + negative) * weight * log_probs, weight != ratio)
+        return _Terms(self._slopes[rows] * log_probs, never)
+
+
+def _log_probs(logits: torch.Tensor | Predictions, targets: torch.Tensor) -> torch.Tensor:
+    """(M,) of the targets."""
+
+    def numerator_of(
+        logits: torch.Tensor, rows: slice
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        log_probs = -cross_entropy(logits, targets[rows], reduction="none")
+        return log_probs.sum(), (log_probs,)
+
+    return summed(logits, numerator_of)[1][0]
 
 
 def _sequence_terms(
@@ -263,14 +314,20 @@ def _ratio(log_ratio: torch.Tensor) -> torch.Tensor:
     return log_ratio.clamp(max=_LARGEST_EXPONENT).exp()
 
 
-def _k3(log_probs: torch.Tensor, reference: torch.Tensor | None) -> torch.Tensor:
-    """(M,) exp(d) - d - 1 >= 0, an unbiased estimate of KL(pi, reference) at sampled targets."""
-    if reference is None or reference.shape != log_probs.shape:
+def _check_reference(penalties: Penalties, num_targets: int) -> None:
+    """Raise `ValueError` unless the KL term has its reference log-probabilities."""
+    reference = penalties.reference
+    if penalties.kl != 0 and (reference is None or reference.shape != (num_targets,)):
         got = None if reference is None else tuple(reference.shape)
         raise ValueError(
-            f"the KL term needs reference log-probabilities {tuple(log_probs.shape)}, got {got}"
+            f"the KL term needs reference log-probabilities ({num_targets},), got {got}"
         )
-    difference = reference.detach().to(log_probs.dtype) - log_probs
+
+
+def _k3(log_probs: torch.Tensor, reference: torch.Tensor | None, rows: slice) -> torch.Tensor:
+    """(m,) exp(d) - d - 1 >= 0, an unbiased estimate of KL(pi, reference) at sampled targets."""
+    assert reference is not None
+    difference = reference.detach()[rows].to(log_probs.dtype) - log_probs
     return _ratio(difference) - difference - 1
 
 

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from vla_nav.attention.registry import backend
 from vla_nav.errors import UserError, unknown_name
+from vla_nav.losses.predictions import Predictions
 from vla_nav.models.backbone import Attend, Backbone
 from vla_nav.models.gateway import Gateway
 from vla_nav.models.vocabulary import Vocabulary
@@ -89,8 +90,15 @@ class VLA(nn.Module):
         frame table. plan: this model's attention backend's plan of the pack. gateway: where the
         pack is a partition.
         """
+        return self.predictions(packed, frames, plan, gateway).dense()
+
+    def predictions(
+        self, packed: PackedTree, frames: Tensor, plan: Any, gateway: Gateway | None = None
+    ) -> Predictions:
+        """The same before the head: losses compute many logits in chunks."""
         hidden = self.hidden_states(packed, frames, plan, gateway)  # (T, E)
-        return self.logits(hidden[packed.predictor_index])
+        at_predictors = hidden.index_select(0, packed.predictor_index)
+        return Predictions(at_predictors, self.head_weights(), self.logits)
 
     def hidden_states(
         self, packed: PackedTree, frames: Tensor, plan: Any, gateway: Gateway | None = None
@@ -144,8 +152,9 @@ class VLA(nn.Module):
         shown = (frame_index >= 0).nonzero()[:, 0] if vision_index is None else vision_index
         if len(shown) == 0:
             return embeddings
-        patch = patch_index[shown].long()
-        seen = self.projector(features[frame_index[shown].long(), patch])
+        patch = patch_index.index_select(0, shown).long()
+        row = frame_index.index_select(0, shown).long() * features.shape[1] + patch
+        seen = self.projector(features.flatten(0, 1).index_select(0, row))
         seen = seen + self.patch_embedding(patch)
         return embeddings.index_add(0, shown, seen.to(embeddings.dtype))
 
@@ -155,17 +164,21 @@ class VLA(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states (M, E) -> (M, V_out); column k is token k."""
-        if self.own_head is not None:
-            own = self.own_head(hidden)
-        else:
-            num_rows = self.num_outputs if self.head == "actions" else self.vocabulary.num_own
-            own = F.linear(hidden, self.own_embedding.weight[:num_rows])
+        own, *text = (F.linear(hidden, weight) for weight in self.head_weights())
+        return torch.cat([own, *text], dim=-1) if text else own
+
+    def head_weights(self) -> tuple[Tensor, ...]:
+        """The head's rows in the order of the columns: own tokens (V_own, E), and text tokens
+        (V_text, E) where it has them."""
+        num_rows = self.num_outputs if self.head == "actions" else self.vocabulary.num_own
+        own = self.own_embedding.weight if self.own_head is None else self.own_head.weight
+        own = own if len(own) == num_rows else own[:num_rows]
         if self.head == "actions":
-            return own
-        weight = (
-            self.backbone.text_embedding.weight if self.text_head is None else self.text_head.weight
-        )
-        return torch.cat([own, F.linear(hidden, weight[: self.vocabulary.num_text])], dim=-1)
+            return (own,)
+        text = self.backbone.text_embedding if self.text_head is None else self.text_head
+        num_text = self.vocabulary.num_text
+        weight = text.weight
+        return own, weight if len(weight) == num_text else weight[:num_text]
 
     def head_tokens(self, columns: Tensor) -> Tensor:
         """Token ids of logit columns: the same numbers, by the order of the vocabulary."""

@@ -26,6 +26,7 @@ from torch import Tensor
 from vla_nav.errors import UserError
 from vla_nav.losses import (
     Loss,
+    Predictions,
     loss_denominator,
     total_denominator,
     weighted_cross_entropy,
@@ -124,16 +125,19 @@ class TrainingModule(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Sum the loss and the counts of right tokens, actions and stops."""
+        found: Tensor | Predictions
         for pack in batch.packs:
             if pack.partitions is not None:
-                logits = partitioned_logits(self.model, pack.partitions, pack.frames)  # (M, V)
+                found = partitioned_logits(self.model, pack.partitions, pack.frames)  # (M, V)
+                columns = found.argmax(-1)
             else:
-                logits = self.model(pack.packed, pack.frames, pack.plan)  # (M, V)
+                found = self.model.predictions(pack.packed, pack.frames, pack.plan)
+                columns = found.argmax()
             loss = weighted_cross_entropy(
-                logits, pack.packed, normalisation=self.settings.normalisation
+                found, pack.packed, normalisation=self.settings.normalisation
             )
             self._counts += count(
-                self.model.head_tokens(logits.argmax(-1)),
+                self.model.head_tokens(columns),
                 pack.packed.target_ids,
                 predictor_index=pack.packed.predictor_index,
                 target_index=pack.packed.target_index,
@@ -209,7 +213,7 @@ class TrainingModule(LightningModule):
             self.model,
             pack.partitions,
             pack.frames,
-            lambda logits, packed: self._cross_entropy(logits, packed, denominator).value,
+            lambda found, packed: self._cross_entropy(found, packed, denominator).value,
             backward=lambda loss: self.manual_backward(loss * scale),
         )
 
@@ -238,12 +242,14 @@ class TrainingModule(LightningModule):
         return total
 
     def _loss(self, pack: Pack, denominator: Tensor) -> Loss:
-        logits = self.model(pack.packed, pack.frames, pack.plan)
-        return self._cross_entropy(logits, pack.packed, denominator)
+        found = self.model.predictions(pack.packed, pack.frames, pack.plan)
+        return self._cross_entropy(found, pack.packed, denominator)
 
-    def _cross_entropy(self, logits: Tensor, packed: PackedTree, denominator: Tensor) -> Loss:
+    def _cross_entropy(
+        self, predictions: Predictions, packed: PackedTree, denominator: Tensor
+    ) -> Loss:
         return weighted_cross_entropy(
-            logits,
+            predictions,
             packed,
             normalisation=self.settings.normalisation,
             denominator=denominator,

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from vla_nav.attention.types import Backend
+from vla_nav.losses.predictions import Predictions
 from vla_nav.models.gateway import GatewayStore
 from vla_nav.models.vla import VLA
 from vla_nav.tree.packing import PackedTree
@@ -31,7 +32,7 @@ from vla_nav.tree.prefix_tree import PrefixTree
 
 _FRAMES_PER_PASS = 64  # of a trainable encoder under `recompute`
 
-LossOf = Callable[[Tensor, PackedTree], Tensor]
+LossOf = Callable[[Predictions, PackedTree], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +93,8 @@ def partitioned_backward(
 ) -> Tensor:
     """Gradients of the summed losses of all partitions, added to the parameters' `.grad`.
 
-    loss_of(logits (M_part, V), packed of the part) -> scalar over a denominator that is the whole
-    step's. backward: what runs a scalar's backward. Returns the sum of the losses, detached.
+    loss_of(predictions (M_part, V), packed of the part) -> scalar over a denominator that is the
+    whole step's. backward: what runs a scalar's backward. Returns the sum of the losses, detached.
     """
     cut, store = plans.cut, GatewayStore()
     features = _Features(model, frames, is_kept=cut.mode == "keep")
@@ -101,8 +102,8 @@ def partitioned_backward(
 
     def forward(part: Partition, *, is_stored: bool) -> None:
         gateway = store.gateway(part, is_stored=is_stored)
-        logits = model(part.packed, features.rows, plans.parts[part.number], gateway)
-        losses[part.number] = loss_of(logits, part.packed)
+        found = model.predictions(part.packed, features.rows, plans.parts[part.number], gateway)
+        losses[part.number] = loss_of(found, part.packed)
 
     def finish(number: int) -> Tensor:
         loss = losses.pop(number)
