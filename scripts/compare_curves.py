@@ -32,7 +32,7 @@ DEFAULTS = {
     "tree": "60x64+16@256",
     "sides": "tree,flat,smaller",
     "steps": "200",
-    "episodes": "4",
+    "episodes": "16",
     "learning_rate": "3e-4",
     "budget": "24576",
     "smaller_budget": "12288",

@@ -6,7 +6,8 @@
     gradient -> clip -> AdamW
 
 There is something to learn: a frame's features show one of a few classes, the first action token
-of a step is that class, and every further one follows from the one before. Rounding differs with
+of a step is that class (another one in a fifth of the steps, so that the loss stays above 0), and
+every further one follows from the one before. Rounding differs with
 the batch shape, and training multiplies it, so the largest difference between tree and flat is
 held beside that of the two flat runs.
 
@@ -38,7 +39,8 @@ from vla_nav.seeding import generator
 from vla_nav.tree import PrefixTree, pack, text_segment
 
 SIDES = ("tree", "flat", "flat, smaller")
-_NUM_CLASSES = 16
+_NUM_CLASSES = 64
+_WRONG = 0.2  # of the labels
 _NOISE = 0.5  # of a feature, beside the class's pattern of size 1
 _CLIP_NORM = 1.0
 
@@ -53,7 +55,7 @@ class CurveSettings:
     attention: str
     dtype: torch.dtype
     compile_layers: str | bool = False
-    num_episodes: int = 4
+    num_episodes: int = 16
     steps: int = 200
     warmup_steps: int = 20
     learning_rate: float = 3e-4
@@ -141,18 +143,20 @@ def learnable_episodes(shape: TreeShape, count: int) -> list[Episode]:
         noise = rng.standard_normal((shape.steps, num_rows, FEATURE_WIDTH))
         features = patterns[classes][:, None] + _NOISE * noise
         prompt = rng.integers(VOCABULARY.num_own, VOCABULARY.num_tokens, shape.prompt)
+        other = rng.integers(0, _NUM_CLASSES, shape.steps)
+        labels = np.where(rng.random(shape.steps) < _WRONG, other, classes)
         actions = [
-            text_segment(action_tokens(int(seen), shape.action), is_supervised=True)
-            for seen in classes
+            text_segment(action_tokens(int(label), shape.action), is_supervised=True)
+            for label in labels
         ]
         tree = episode_tree(shape, text_segment(prompt), actions)
         episodes.append(Episode(tree, torch.from_numpy(features.astype(np.float32))))
     return episodes
 
 
-def action_tokens(seen: int, num_tokens: int) -> list[int]:
-    """The class that is seen, then each token from the one before."""
-    tokens = [seen]
+def action_tokens(label: int, num_tokens: int) -> list[int]:
+    """The label's class, then each token from the one before."""
+    tokens = [label]
     while len(tokens) < num_tokens:
         tokens.append((31 * tokens[-1] + 17) % VOCABULARY.num_actions)
     return tokens

@@ -101,6 +101,7 @@ class StepBench:
         dtype: torch.dtype = torch.bfloat16,
         weights: torch.dtype = torch.bfloat16,
         compile_layers: str | bool = False,
+        head: str = "actions",
         is_checkpointed: bool = False,
         num_layers: int | None = None,
         tower: str = "vit_base_patch16_224",
@@ -120,6 +121,7 @@ class StepBench:
             num_layers=num_layers,
             feature_width=feature_width,
             compile_layers=compile_layers,
+            head=head,
         )
         self.feature_width = feature_width
         require_parity(

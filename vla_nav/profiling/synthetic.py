@@ -53,6 +53,8 @@ MODEL_SHAPES = {
 HEAD_DIM = 128
 FEATURE_WIDTH = 768
 VOCABULARY = Vocabulary(64, ("<frame>",), 0, 1000)
+FULL_VOCABULARY = Vocabulary(64, ("<frame>",), 0, 151_936)  # Qwen3's text table behind own tokens
+UNTIED = ("8b",)  # the others' text head is their text table
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +239,11 @@ def synthetic_model(
     feature_width: int = FEATURE_WIDTH,
     max_positions: int = 2**20,
     compile_layers: str | bool = False,
+    head: str = "actions",
 ) -> VLA:
     """A randomly initialised VLA of a named size, made on the device. compile_layers: False,
-    `layers` (True) or `joined`, as `models.backbone.compile`."""
+    `layers` (True) or `joined`, as `models.backbone.compile`. head: as `models.head`; `full` comes
+    with a text table of Qwen3's size."""
     if size not in MODEL_SHAPES:
         raise unknown_name("model shape", size, MODEL_SHAPES)
     hidden, intermediate, layers, heads, kv_heads = MODEL_SHAPES[size]
@@ -251,7 +255,9 @@ def synthetic_model(
         "num_key_value_heads": kv_heads,
         "head_dim": HEAD_DIM,
         "max_position_embeddings": max_positions,
+        "tie_word_embeddings": size not in UNTIED,
     }
+    vocabulary = FULL_VOCABULARY if head == "full" else VOCABULARY
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -261,12 +267,13 @@ def synthetic_model(
                 norms="fused",
                 compile="layers" if compile_layers is True else compile_layers,
             )
-            backbone = build_backbone(config, num_text=VOCABULARY.num_text)
+            backbone = build_backbone(config, num_text=vocabulary.num_text)
             model = VLA(
                 backbone,
                 Projector(feature_width, hidden, hidden),
-                VOCABULARY,
+                vocabulary,
                 num_patches=num_patches,
+                head=head,
                 attention=attention,
             )
     finally:
