@@ -1,0 +1,276 @@
+"""A profile of a training run: the user's data, model, loss and optimiser, a few steps of them.
+
+    Recipe -> data module, model, training module, trainer     as `vla-nav train` makes them
+           -> StepObserver: warm-up, bare and profiled blocks, a traced one
+           -> parts of the step, prediction, memory, structure of the packs
+
+Nothing of the run is kept: no checkpoint, no policy, no validation. The numbers are of this process
+(rank 0 writes them); with several ranks, communication has a region.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from vla_nav.actions.types import Stop
+from vla_nav.attention.parity import require_parity
+from vla_nav.attention.registry import backend
+from vla_nav.files import write_json
+from vla_nav.models.assembly import assemble
+from vla_nav.models.vla import VLA
+from vla_nav.profiling.boundaries import observed
+from vla_nav.profiling.memory import MemorySampler, course, held_bytes, memory_report
+from vla_nav.profiling.prediction import UPDATE_PASSES, Rates, measure_rates, peak_of, predict
+from vla_nav.profiling.profile_page import write_page
+from vla_nav.profiling.profile_report import NUM_OPERATORS, Measured, Timed, profile_report
+from vla_nav.profiling.profile_trace import StepTrace
+from vla_nav.profiling.regions import Recorder
+from vla_nav.profiling.step_profile import BARE, PROFILED, TRACED, ProfileSettings, StepObserver
+from vla_nav.profiling.structure import structure
+from vla_nav.training.batch import Batch
+from vla_nav.training.datamodule import RecordedData
+from vla_nav.training.dataset import StepDataset
+from vla_nav.training.ema import WeightAverage
+from vla_nav.training.fit import Recipe, _quiet
+from vla_nav.training.module import TrainingModule
+from vla_nav.training.recorded_split import open_recorded
+from vla_nav.training.schedule import Budget, Progress
+from vla_nav.training.settings import TrainingSettings
+from vla_nav.training.shapes import encoder_flops, flop_model
+from vla_nav.tree import PrefixTree
+from vla_nav.vision.encoder import TimmEncoder
+
+_DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
+
+
+class ProfiledData(RecordedData):
+    """The data of a run, which also says afterwards what a step was made of."""
+
+    def step(self, number: int) -> tuple[Batch, list[PrefixTree]]:
+        """The batch of optimiser step `number` (on the CPU) and its trees."""
+        assert self.trainer is not None
+        order = self._order(self.trainer.global_rank, self.trainer.world_size)
+        indices = self._train_indices.tolist()
+        batch = StepDataset(self._train, indices, order, self._make_pack)[number]
+        trees = [self._train[indices[place]].tree for pack in order.step(number) for place in pack]
+        return batch, trees
+
+
+class _Parts(NamedTuple):
+    """What a run is made of."""
+
+    recipe: Recipe
+    training: TrainingSettings
+    model: VLA
+    module: TrainingModule
+    data: ProfiledData
+    trainer: Trainer
+    average: Mapping[str, torch.Tensor]
+
+
+def profile(
+    recipe: Recipe,
+    settings: ProfileSettings,
+    *,
+    output_dir: str | Path,
+    make_trainer: Callable[..., Trainer],
+    callbacks: Sequence[Callback] = (),
+    progress: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Profile `recipe`; the numbers, which profile.json in `output_dir` also holds.
+
+    make_trainer: called with the trainer's remaining keywords. callbacks: of the run (the weight
+    average). progress: told what happens. Raises `UserError` for what does not fit, as training.
+    """
+    folder = Path(output_dir)
+    parts = _make(recipe, settings.num_steps, folder, make_trainer, callbacks)
+    trainer, training = parts.trainer, parts.training
+    device, dtype = trainer.strategy.root_device, _dtype(trainer)
+    _require_attention(recipe.attention, parts.model, device, dtype)
+    rates = measure_rates(device, dtype, num_parallel=training.parallel_packs)
+    recorder = Recorder(device)
+    traces: list[StepTrace] = []
+    with observed(parts.model, recorder, num_ranks=trainer.world_size) as observer:
+        sampler = MemorySampler(parts.model.parameters(), observer.gateway_bytes)
+
+        def begin_trace() -> StepTrace:
+            # torch's profiler sees the memory of one thread alone.
+            parts.module.settings = replace(training, parallel_packs=1)
+            recorder.on_mark = sampler
+            traces.append(StepTrace(device))
+            return traces[0]
+
+        steps = StepObserver(
+            settings,
+            recorder,
+            is_partitioned=training.partition.tokens is not None,
+            num_ranks=trainer.world_size,
+            on_trace=begin_trace,
+            progress=progress if trainer.is_global_zero else None,
+        )
+        trainer.profiler = steps
+        trainer.fit(parts.module, datamodule=parts.data)
+    timed = _counted(parts, steps, rates)
+    profiled = [item for item in timed if item.block.kind == PROFILED]
+    held = held_bytes(
+        parts.model,
+        trainer.optimizers[0],
+        parts.average,
+        sum(item.found.batch_bytes for item in profiled) // settings.steps,
+    )
+    measured = Measured(
+        timed,
+        rates,
+        peak_of(device, dtype, rates),
+        memory=memory_report(
+            held,
+            course(traces[0].changes(), sampler.samples) if traces else None,
+            steps.blocks_of(PROFILED),
+            num_parallel=training.parallel_packs,
+        ),
+        operators=traces[0].kernel_ms()[:NUM_OPERATORS] if traces else [],
+        steps_per_epoch=parts.data.steps_of_epochs(1, trainer.world_size),
+        num_ranks=trainer.world_size,
+    )
+    result = profile_report(measured, facts=_facts(parts, dtype))
+    if trainer.is_global_zero:
+        write_json(folder / "profile.json", result)
+        if traces:
+            (traced,) = steps.blocks_of(TRACED)
+            traces[0].write(folder / "trace.json.gz", traced.marks)
+        if settings.html:
+            write_page(folder / "profile.html", result)
+    return result
+
+
+def _make(
+    recipe: Recipe,
+    num_steps: int,
+    folder: Path,
+    make_trainer: Callable[..., Trainer],
+    callbacks: Sequence[Callback],
+) -> _Parts:
+    """Everything as for training, for `num_steps` steps that leave nothing behind."""
+    _quiet()
+    if recipe.num_threads is not None:
+        torch.set_num_threads(recipe.num_threads)
+    torch.manual_seed(recipe.seed)
+    training = replace(recipe.settings, budget=Budget(max_steps=num_steps))
+    encoder = TimmEncoder(**recipe.encoder)
+    assembled = assemble(
+        recipe.model,
+        action_space=recipe.action_space,
+        embodiment=open_recorded(recipe.data_path, recipe.split).embodiment,
+        layout=recipe.layout,
+        encoder=encoder,
+        attention=recipe.attention,
+    )
+    data = ProfiledData(
+        recipe.data_path,
+        recipe.split,
+        builder=assembled.prompt,
+        encoder=encoder,
+        attention=recipe.attention,
+        settings=training,
+        supervise=recipe.supervise,
+        group=recipe.group,
+        seed=recipe.seed,
+        num_workers=recipe.num_workers,
+    )
+    data.num_steps = num_steps
+    module = TrainingModule(
+        assembled.model,
+        training,
+        Progress(training.budget, total_steps=num_steps),
+        stop_id=recipe.action_space.encode(Stop())[0],
+        text_ids=data.text_ids() if training.optimiser.used_rows else (),
+    )
+    trainer = make_trainer(
+        callbacks=list(callbacks),
+        logger=False,
+        max_epochs=-1,
+        max_steps=num_steps,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        default_root_dir=str(folder),
+    )
+    ema = next((item for item in callbacks if isinstance(item, WeightAverage)), None)
+    average = {} if ema is None else ema.average
+    return _Parts(recipe, training, assembled.model, module, data, trainer, average)
+
+
+def _counted(parts: _Parts, steps: StepObserver, rates: Rates) -> list[Timed]:
+    """The bare and profiled blocks with what their steps held and what was to be expected."""
+    vocabulary = parts.model.vocabulary
+    frame_flops = encoder_flops(parts.recipe.encoder)
+    costs, _ = flop_model(parts.recipe.model, vocabulary, frame_flops=frame_flops)
+    trained = [p for group in parts.trainer.optimizers[0].param_groups for p in group["params"]]
+    timed = []
+    for block in steps.blocks:
+        if block.kind in (BARE, PROFILED):
+            found = structure([parts.data.step(number) for number in block.steps])
+            expected = predict(
+                found,
+                costs,
+                rates,
+                projector_parameters=sum(p.numel() for p in parts.model.projector.parameters()),
+                optimiser_bytes=UPDATE_PASSES * sum(p.nbytes for p in trained),
+            )
+            timed.append(Timed(block, found, expected))
+    return timed
+
+
+def _dtype(trainer: Trainer) -> torch.dtype:
+    """Of the matrix products."""
+    return _DTYPES.get(str(trainer.precision).partition("-")[0], torch.float32)
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _require_attention(name: str, model: VLA, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise `UserError` where the backend does not run on the device, or is wrong there."""
+    backend(name, device=device.type)
+    if device.type != "cpu":  # the CPU's backends are held to the reference by the tests
+        require_parity(name, device, dtype=dtype, **model.backbone.attention_shape._asdict())
+
+
+def _facts(parts: _Parts, dtype: torch.dtype) -> dict[str, Any]:
+    """What was profiled, and on what."""
+    recipe, trainer = parts.recipe, parts.trainer
+    device = trainer.strategy.root_device
+    is_cuda = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if is_cuda else platform.processor() or "CPU",
+        "device_type": device.type,
+        "num_ranks": trainer.world_size,
+        "num_threads": torch.get_num_threads(),
+        "parallel_packs": recipe.settings.parallel_packs,
+        "dtype": _kind(dtype),
+        "precision": str(trainer.precision),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "data": recipe.data_path,
+        "split": recipe.split,
+        "layout": recipe.layout.name,
+        "attention": recipe.attention,
+        "parameters": sum(parameter.numel() for parameter in parts.model.parameters()),
+        "has_checkpointing": recipe.model.backbone.gradient_checkpointing,
+        "compile": recipe.model.backbone.compile,
+        "pack_tokens": recipe.settings.pack_tokens,
+        "accumulate": recipe.settings.accumulate,
+        "partition_tokens": recipe.settings.partition.tokens,
+        "num_workers": recipe.num_workers,
+    }
