@@ -196,7 +196,7 @@ def _forward_kernel(
         kernel = flash_fwd_sm90.FlashAttentionForwardSm90(
             _DTYPES[dtype], dim, dim, group,
             tile_m=rows, tile_n=keys, num_stages=2, num_threads=384,
-            intra_wg_overlap=True, mma_pv_is_rs=True,
+            pack_gqa=False, intra_wg_overlap=True, mma_pv_is_rs=True,
             mask_mod=is_partial, has_aux_tensors=True,
         )  # fmt: skip
         with _our_parts(flash_fwd_sm90):
