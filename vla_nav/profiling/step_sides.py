@@ -73,22 +73,22 @@ class StepSides:
     def flat_part(self, count: int) -> Tensor:
         """The first `count` packs, the longest paths first."""
         self._begin()
-        total = torch.zeros((), device=self.frames.device)
+        losses: list[Tensor] = []
         if self.model.encoder is None:
             for part in self.packs[:count]:
-                total += self._backward(part.packed, self.frames, part)
+                losses.append(self._backward(part.packed, self.frames, part))
         elif self.is_encoded_again:
             for part in self.packs[:count]:
                 features = self.model.features(self.frames[part.own_frames])
-                total += self._backward(part.with_own_frames(), features, part)
+                losses.append(self._backward(part.with_own_frames(), features, part))
         else:
             features = self.model.features(self.frames)  # (F, P, D)
             leaf = features.detach().requires_grad_()
             for part in self.packs[:count]:
-                total += self._backward(part.packed, leaf, part)
+                losses.append(self._backward(part.packed, leaf, part))
             features.backward(leaf.grad)
-        self.last_flat = total
-        return total
+        self.last_flat = torch.stack(losses).sum()
+        return self.last_flat
 
     def _begin(self) -> None:
         """No gradients, and nothing that a model keeps from one optimiser step to the next."""

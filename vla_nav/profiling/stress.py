@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vla_nav.attention.parity import require_parity
 from vla_nav.attention.registry import backend
+from vla_nav.attention.types import Backend
 from vla_nav.profiling.attention_bench import Heads
 from vla_nav.profiling.synthetic import Forest
 from vla_nav.tree import pack
@@ -64,7 +65,8 @@ def stress_backward(
     launches: int,
     every: int = 1000,
 ) -> Iterator[Stress]:
-    """Launch the backward; yields what all launches so far showed, every `every` of them."""
+    """Launch the backward of a backend that passes the parity gate; yields what all launches so far
+    showed, every `every` of them."""
     require_parity(
         backend_name,
         device,
@@ -73,24 +75,31 @@ def stress_backward(
         num_kv_heads=heads.key_value,
         head_dim=heads.dim,
     )
-    packs = [_Launches(backend_name, forest, device, dtype, heads) for forest in forests]
-    found = torch.zeros(launches, len(TENSORS), device=device)
+    attention = backend(backend_name, device=torch.device(device).type)
+    packs = [Launches(attention, forest, device, dtype, heads) for forest in forests]
+    yield from launch(packs, NOISE[dtype], launches=launches, every=every)
+
+
+def launch(
+    packs: Sequence[Launches], allowed: float, *, launches: int, every: int
+) -> Iterator[Stress]:
+    """The packs in turn. allowed: the difference that is rounding."""
+    found = packs[0].grad.new_zeros((launches, len(TENSORS)), dtype=torch.float32)
     start = time.perf_counter()
-    for launch in range(launches):
-        one = packs[launch % len(packs)]
-        one.poison()
-        found[launch] = one.differences()
-        if (launch + 1) % every == 0 or launch + 1 == launches:
-            yield _summary(found[: launch + 1], NOISE[dtype], time.perf_counter() - start)
+    for number in range(launches):
+        pack_ = packs[number % len(packs)]
+        pack_.poison()
+        found[number] = pack_.differences()
+        if (number + 1) % every == 0 or number + 1 == launches:
+            yield _summary(found[: number + 1], allowed, time.perf_counter() - start)
 
 
-class _Launches:
+class Launches:
     """One pack, its forward, and the gradients of its first backward."""
 
     def __init__(
-        self, name: str, forest: Forest, device: str, dtype: torch.dtype, heads: Heads
+        self, attention: Backend, forest: Forest, device: str, dtype: torch.dtype, heads: Heads
     ) -> None:
-        attention = backend(name, device=torch.device(device).type)
         trees = forest.trees()
         num_tokens = sum(tree.num_tokens for tree in trees)
         packed = pack(trees, pad_to=attention.padded_length(num_tokens))
