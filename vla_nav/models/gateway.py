@@ -188,9 +188,13 @@ def _joined_again(
 
 
 def _exported(x: Tensor, part: Partition) -> Tensor:
-    """The exported rows (E, H, D) of x (Q, H, D): a view where they are one run."""
+    """The exported rows (E, H, D) of x (Q, H, D): a view where they are one run, unless it would
+    hold more than x (values out of one product with queries and keys)."""
     runs = [x[run.start : run.stop].detach() for run in part.exports]
-    return runs[0] if len(runs) == 1 else torch.cat(runs)
+    if len(runs) > 1:
+        return torch.cat(runs)
+    is_own = x.untyped_storage().nbytes() == x.numel() * x.element_size()
+    return runs[0] if is_own else runs[0].clone()
 
 
 def _added(gradient: Tensor, part: Partition, total: Tensor) -> Tensor:
