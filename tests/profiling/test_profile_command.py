@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from torch._dynamo.utils import counters
 
 from tests.training.tiny import OPTIONS, cpu_trainer, make_data, recipe, settings
 from vla_nav.models.assembly import ModelConfig
@@ -166,6 +167,32 @@ def test_recomputed_layers_are_a_pass_of_their_own(data: Path, tmp_path: Path) -
     assert found[VISION] == found[HEAD] == {FORWARD, BACKWARD}
 
 
+@pytest.mark.slow  # compiles two graphs
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_compiled_layers_are_split_and_nothing_is_compiled_again(
+    data: Path, tmp_path: Path, is_checkpointed: bool
+) -> None:
+    backbone = BackboneConfig(
+        options=OPTIONS,
+        norms="fused",
+        compile="layers",
+        gradient_checkpointing=is_checkpointed,
+    )
+    graphs: list[int] = []
+    result = profile(
+        recipe(data, model=ModelConfig(backbone=backbone)),
+        SHORT,
+        output_dir=tmp_path,
+        make_trainer=cpu_trainer,
+        progress=lambda line: graphs.append(counters["stats"]["unique_graphs"]),
+    )
+    check(result)
+    assert {FORWARD, BACKWARD} <= phases(result)[ATTENTION]
+    assert (RECOMPUTE in phases(result)[ATTENTION]) == is_checkpointed
+    assert graphs[0] > 0
+    assert len(set(graphs)) == 1  # bare and profiled steps run the same graphs
+
+
 @pytest.mark.parametrize("mode", ["recompute", "keep"])
 def test_partitions_have_a_relay_forward_and_backward(
     data: Path, tmp_path: Path, mode: Any
@@ -185,7 +212,8 @@ def test_packs_in_threads_share_the_wall_time(data: Path, tmp_path: Path) -> Non
     result = profiled(data, tmp_path, settings=threaded)
     check(result)
     for part in MODEL_PARTS:
-        assert phases(result)[part] == {FORWARD, BACKWARD}, part
+        expected = {FORWARD} if part == HEAD else {FORWARD, BACKWARD}
+        assert phases(result)[part] == expected, part
     assert any("threads" in note for note in result["notes"])
 
 

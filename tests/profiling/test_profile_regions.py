@@ -1,11 +1,13 @@
 """Regions of a timeline: every instant belongs to one, and the regions add up to the whole."""
 
+import doctest
 import threading
 import time
 
 import numpy as np
 import pytest
 
+from vla_nav.profiling import prediction, profile_trace, regions
 from vla_nav.profiling.regions import (
     ATTENTION,
     BACKWARD,
@@ -110,3 +112,10 @@ def test_threads_have_timelines_of_their_own() -> None:
     assert spent[Label(VISION, FORWARD)] >= 0.019
     total = (found[0][-1].host_ns - found[0][0].host_ns) / 1e9
     assert sum(spent.values()) == pytest.approx(total)
+
+
+def test_examples_in_docstrings_hold() -> None:
+    for module in (regions, prediction, profile_trace):
+        found = doctest.testmod(module)
+        assert found.attempted > 0
+        assert found.failed == 0

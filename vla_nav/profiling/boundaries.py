@@ -10,6 +10,9 @@ tensors of a boundary pass one such function, so it runs once everything behind 
 holds under activation checkpointing (a recomputed layer is a pass of its own), in partitions, and
 for several packs in threads.
 
+A loss that is computed in chunks takes its gradients chunk by chunk in the forward pass: they count
+there. So does the loss's backward pass in threads, which nobody announces.
+
 Compiled layers call attention between two compiled halves, so it is split off as in others. Where
 attention is called by code that is being traced, nothing is marked, and its time is the rest's.
 """
@@ -55,7 +58,7 @@ def observed(model: VLA, recorder: Recorder, *, num_ranks: int = 1) -> Iterator[
     observer = Observer(model, recorder, num_ranks)
     wrapped = {
         name: getattr(observer, name)(getattr(model, name))
-        for name in ("features", "embed", "hidden_states", "decode", "logits", "_attend")
+        for name in ("features", "embed", "hidden_states", "decode", "_attend")
     }
     own = {name: vars(model)[name] for name in wrapped if name in vars(model)}
     handles = observer.hooks()
@@ -126,11 +129,10 @@ class Observer:
         return nullcontext(), self.recorder.recompute()
 
     def hooks(self) -> list[Any]:
-        """On modules that `embed` calls, and on the model's call."""
+        """On the modules that `embed` calls."""
         model = self.model
         tables = [model.backbone.text_embedding, model.own_embedding, model.patch_embedding]
         return [
-            model.register_forward_pre_hook(self._begin_model),
             model.projector.register_forward_pre_hook(self._before_projector),
             model.projector.register_forward_hook(self._behind_projector),
             *(table.register_forward_hook(self._behind_table) for table in tables),
@@ -161,9 +163,11 @@ class Observer:
         return embed
 
     def hidden_states(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Tells the layers whether the pass has a gateway."""
+        """Tells the layers whether the pass has a gateway; a thread of its own begins here."""
 
         def hidden_states(*arguments: Any, **keywords: Any) -> Tensor:
+            if self.recorder.state.label == IDLE:
+                self.recorder.mark(Label(OTHER))
             given = (*arguments, *keywords.values())
             gateway = next((value for value in given if isinstance(value, Gateway)), None)
             self._has_gateway = gateway is not None
@@ -189,15 +193,6 @@ class Observer:
             return hidden
 
         return decode
-
-    def logits(self, original: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """Nothing but the boundary where threads start their backward passes unannounced."""
-
-        def logits(hidden: Tensor) -> Tensor:
-            found = original(hidden)
-            return self._boundary(HEAD, found) if self.recorder.is_worker else found
-
-        return logits
 
     def _attend(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return self._between(original, ATTENTION, None)
@@ -229,10 +224,6 @@ class Observer:
             return tensors
         found: tuple[Tensor, ...] = _Boundary.apply(self, Label(region, BACKWARD), *tensors)
         return found
-
-    def _begin_model(self, module: nn.Module, arguments: Any) -> None:
-        if self.recorder.state.label == IDLE:
-            self.recorder.mark(Label(OTHER))
 
     def _before_projector(self, module: nn.Module, arguments: tuple[Tensor]) -> Any:
         if not self.recorder.is_on:

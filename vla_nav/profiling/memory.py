@@ -1,6 +1,8 @@
 """What fills the memory at the peak of a step: weights, gradients, optimiser, activations, caches.
 
-    held before the step   weights | optimiser state | weight average | batch (cached frames, plans)
+    held before the step   weights | optimiser state | weight average | cache: frames or features of
+                           the batch | batch: its ids, attention plans | other: what else the device
+                           counts (CUDA)
     during the step        gradients so far | gateways | activations = all else, up to the peak
 
 The course of a step is followed by torch's profiler, which sees every allocation on CPU and CUDA
@@ -23,7 +25,6 @@ from vla_nav.profiling.regions import IDLE, Label, Mark
 from vla_nav.profiling.step_profile import Block
 from vla_nav.profiling.structure import nbytes
 
-CLASSES = ("weights", "optimiser", "average", "batch", "gradients", "gateways", "activations")
 _COURSE_POINTS = 400  # of the course in the report
 
 
@@ -89,16 +90,25 @@ def course(changes: Sequence[Change], samples: Sequence[Sample]) -> Course:
 
 
 def held_bytes(
-    model: nn.Module, optimiser: torch.optim.Optimizer, averages: Any, batch_bytes: int
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    averages: Any,
+    *,
+    batch_bytes: int,
+    frame_bytes: int,
+    allocated_bytes: int,
 ) -> dict[str, int]:
-    """Weights and buffers, optimiser state, averages and the batch: held before a step."""
+    """Held before a step, by class. allocated_bytes: all that the device counts then, 0 where it
+    does not count."""
     weights = {id(x): x.nbytes for x in (*model.parameters(), *model.buffers())}
-    return {
+    held = {
         "weights": sum(weights.values()),
         "optimiser": nbytes(list(optimiser.state.values())),
         "average": nbytes(averages),
-        "batch": batch_bytes,
+        "cache": frame_bytes,
+        "batch": batch_bytes - frame_bytes,
     }
+    return {**held, "other": max(0, allocated_bytes - sum(held.values()))}
 
 
 def classes(held: dict[str, int], found: Course, num_parallel: int = 1) -> dict[str, int]:

@@ -101,7 +101,7 @@ def measure_rates(device: torch.device, dtype: torch.dtype, *, num_parallel: int
     """A few tenths of a second. num_parallel: threads that compute at once (CPU)."""
     size = 8192 if device.type == "cuda" else 768
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    source = torch.randn(2**26 if device.type == "cuda" else 2**22, device=device)
+    source = torch.randn(2**28 if device.type == "cuda" else 2**22, device=device)
     target = torch.empty_like(source)
 
     def product() -> None:

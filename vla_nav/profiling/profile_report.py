@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -97,6 +98,7 @@ def profile_report(measured: Measured, *, facts: Mapping[str, Any]) -> dict[str,
             "profiled_ms": 1e3 * wall_s / num,
             "bare_ms": 1e3 * step_s,
             "tokens_per_s": done.trees.num_tree_tokens / bare_s,
+            "host_data_wait_ms": 1e3 * host_seconds(profiled, DATA) / num,
             "trees_per_s": done.trees.num_trees / bare_s,
         },
         "groups": groups(seconds, wall_s, num),
@@ -126,6 +128,16 @@ def profile_report(measured: Measured, *, facts: Mapping[str, Any]) -> dict[str,
         "memory": dict(measured.memory),
         "operators": [{"name": name, "ms": time_ms} for name, time_ms in measured.operators],
     }
+
+
+def host_seconds(timed: Sequence[Timed], region: str) -> float:
+    """What the main thread spends in a region by its own clock, whatever the device does."""
+    return sum(
+        (second.host_ns - first.host_ns) / 1e9
+        for item in timed
+        for first, second in pairwise(item.block.marks[0])
+        if first.label.region == region
+    )
 
 
 def total_durations(blocks: Sequence[Block]) -> dict[Label, float]:

@@ -123,7 +123,9 @@ def profile(
         parts.model,
         trainer.optimizers[0],
         parts.average,
-        sum(item.found.batch_bytes for item in profiled) // settings.steps,
+        batch_bytes=sum(item.found.batch_bytes for item in profiled) // settings.steps,
+        frame_bytes=sum(item.found.frame_bytes for item in profiled) // settings.steps,
+        allocated_bytes=traces[0].allocated_bytes if traces else 0,
     )
     measured = Measured(
         timed,
@@ -135,7 +137,7 @@ def profile(
             steps.blocks_of(PROFILED),
             num_parallel=training.parallel_packs,
         ),
-        operators=traces[0].kernel_ms()[:NUM_OPERATORS] if traces else [],
+        operators=traces[0].longest(NUM_OPERATORS) if traces else [],
         steps_per_epoch=parts.data.steps_of_epochs(1, trainer.world_size),
         num_ranks=trainer.world_size,
     )
@@ -253,7 +255,7 @@ def _facts(parts: _Parts, dtype: torch.dtype) -> dict[str, Any]:
     device = trainer.strategy.root_device
     is_cuda = device.type == "cuda"
     return {
-        "device": torch.cuda.get_device_name(device) if is_cuda else platform.processor() or "CPU",
+        "device": torch.cuda.get_device_name(device) if is_cuda else f"{platform.machine()} CPU",
         "device_type": device.type,
         "num_ranks": trainer.world_size,
         "num_threads": torch.get_num_threads(),

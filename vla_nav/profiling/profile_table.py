@@ -99,6 +99,11 @@ def fact_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{epoch['steps']:,} steps, {hours_text(epoch['hours'])}; "
             f"{hours_text(epoch['device_hours'])} of one device",
         ),
+        (
+            "data wait",
+            f"{steps['host_data_wait_ms']:.2f} ms a step in the main thread "
+            f"({100 * steps['host_data_wait_ms'] / steps['profiled_ms']:.1f} %)",
+        ),
         ("POR", f"{made['por']:.3f}, token bound {made['token_bound']:.2f} x"),
         (
             "blocks",

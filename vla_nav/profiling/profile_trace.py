@@ -15,9 +15,10 @@ import gzip
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -27,6 +28,7 @@ from vla_nav.profiling.memory import Change
 from vla_nav.profiling.regions import IDLE, Mark
 
 _CLOCK = "vla_nav/clock"
+_MEMORY = "[memory]"  # as torch names what its allocators report
 _REGIONS_PID = "regions"
 
 
@@ -40,9 +42,12 @@ class StepTrace:
         self._device = device
         self._profile = profile(activities=kinds, profile_memory=True)
         self._clock_ns = 0  # of time.perf_counter_ns, at the range `clock`
+        self.allocated_bytes = 0  # on CUDA, at the start
 
     def __enter__(self) -> StepTrace:
         self._profile.__enter__()
+        if self._device.type == "cuda":
+            self.allocated_bytes = torch.cuda.memory_allocated(self._device)
         with record_function(_CLOCK):
             self._clock_ns = time.perf_counter_ns()
         return self
@@ -52,26 +57,33 @@ class StepTrace:
 
     def changes(self) -> list[Change]:
         """Every allocation on the device, and every release."""
-        results = self._profile.profiler
-        assert results is not None
-        kind = self._device.type.upper()
         return [
             Change(event.start_ns(), event.nbytes())
-            for event in results.kineto_results.events()
-            if event.name() == "[memory]" and str(event.device_type()).endswith(f".{kind}")
+            for event in self._events()
+            if event.name() == _MEMORY
         ]
 
-    def kernel_ms(self) -> list[tuple[str, float]]:
-        """The device's kernels (on a CPU: operators, time of their own) and their time, longest
-        first."""
-        rows = self._profile.key_averages()
-        is_cuda = self._device.type == "cuda"
-        times = [
-            (row.key, (row.self_device_time_total if is_cuda else row.self_cpu_time_total) / 1e3)
-            for row in rows
-            if not row.key.startswith(("[", "vla_nav/"))
+    def longest(self, count: int) -> list[tuple[str, float]]:
+        """The device's kernels (on a CPU: operators, without those that they call) that take the
+        longest, and their ms."""
+        events = [
+            Called(event.name(), event.start_thread_id(), event.start_ns(), event.end_ns())
+            for event in self._events()
+            if event.name() not in (_MEMORY, _CLOCK) and not event.is_async()
         ]
-        return sorted((pair for pair in times if pair[1] > 0), key=lambda pair: -pair[1])
+        is_nested = self._device.type != "cuda"
+        times = own_ns(events) if is_nested else Counter[str]()
+        for event in () if is_nested else events:
+            times[event.name] += event.stop_ns - event.start_ns
+        return [(name, time_ns / 1e6) for name, time_ns in times.most_common(count)]
+
+    def _events(self) -> list[Any]:
+        """Those of the device."""
+        results = self._profile.profiler
+        assert results is not None
+        kind = f".{self._device.type.upper()}"
+        events = results.kineto_results.events()
+        return [event for event in events if str(event.device_type()).endswith(kind)]
 
     def write(self, target: Path, marks: Mapping[int, Sequence[Mark]]) -> None:
         """Write the trace with the regions of `marks` to `target` (.json.gz)."""
@@ -84,6 +96,34 @@ class StepTrace:
         events += region_events(marks, clock_ns=self._clock_ns, clock_us=float(clock["ts"]))
         with atomic_path(target) as temporary:
             temporary.write_bytes(gzip.compress(json.dumps(trace).encode(), compresslevel=5))
+
+
+class Called(NamedTuple):
+    """An operator's call on a thread."""
+
+    name: str
+    thread: int
+    start_ns: int
+    stop_ns: int
+
+
+def own_ns(calls: Sequence[Called]) -> Counter[str]:
+    """Time by name, each call without the calls inside it.
+
+    >>> own_ns([Called("linear", 1, 0, 100), Called("mm", 1, 10, 90)])
+    Counter({'mm': 80, 'linear': 20})
+    """
+    times: Counter[str] = Counter()
+    above: list[Called] = []
+    for call in sorted(calls, key=lambda call: (call.thread, call.start_ns, -call.stop_ns)):
+        while above and (above[-1].thread != call.thread or above[-1].stop_ns <= call.start_ns):
+            above.pop()
+        duration = call.stop_ns - call.start_ns
+        times[call.name] += duration
+        if above:
+            times[above[-1].name] -= duration
+        above.append(call)
+    return times
 
 
 def region_events(

@@ -38,6 +38,7 @@ class Structure(NamedTuple):
     num_passes: int  # forward passes of the layers: one a pack, or one a partition
     num_recomputed_tokens: int
     batch_bytes: int
+    frame_bytes: int  # of that, cached features or pixels
 
     @property
     def live_block_ratio(self) -> float:
@@ -86,6 +87,7 @@ def structure(steps: Sequence[tuple[Batch, Sequence[PrefixTree]]]) -> Structure:
         num_passes=whole + sum(len(cut.parts) for cut in cuts),
         num_recomputed_tokens=sum(cut.recomputed_tokens for cut in cuts),
         batch_bytes=sum(nbytes(batch) for batch, _ in steps),
+        frame_bytes=sum(pack.frames.nbytes for pack in packs),
     )
 
 
