@@ -2,7 +2,7 @@
 
     python scripts/benchmark_step.py                       # one Hopper GPU, 1.7B, the caterpillars
     python scripts/benchmark_step.py models=8b vision=cached,trained
-    python scripts/benchmark_step.py models=0.6b trees=sweep
+    python scripts/benchmark_step.py models=0.6b trees=sweep output=sweep.json    # and pictures
     python scripts/benchmark_step.py models=tiny device=cpu attention=sdpa trees=6x16+3 \\
         budget=512 repeats=2
 
@@ -15,12 +15,13 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
 from vla_nav.profiling.bench_rows import RowFile, about, choice, parse_options, run, whole
 from vla_nav.profiling.step_bench import StepBench, StepRow
-from vla_nav.profiling.sweep import sweep_cases
+from vla_nav.profiling.sweep import draw_sweep, sweep_cases
 from vla_nav.profiling.synthetic import Forest
 
 DEFAULTS = {
@@ -91,6 +92,11 @@ def main(arguments: list[str]) -> int:
                 file.add(asdict(row))
                 print(_line(row), flush=True)
         del bench
+        if options["trees"] == "sweep":
+            target = Path(options["output"])
+            rows = [row for row in file.rows if row["model"] == size]
+            pictures = [str(target.with_suffix(end)) for end in (".png", ".svg")]
+            draw_sweep(rows, f"{size}, {facts['device']}", pictures)
     return 0
 
 

@@ -15,7 +15,7 @@ from vla_nav.profiling.curves import CurveSettings, learnable_episodes, train_cu
 from vla_nav.profiling.flat import flat_packs
 from vla_nav.profiling.step_bench import StepBench
 from vla_nav.profiling.step_sides import StepSides
-from vla_nav.profiling.sweep import sweep_cases
+from vla_nav.profiling.sweep import SWEEP, draw_sweep, sweep_cases
 from vla_nav.profiling.synthetic import (
     MODEL_SHAPES,
     Forest,
@@ -202,10 +202,26 @@ def test_the_script_writes_the_rows_that_are_named(tmp_path, capsys):
     assert len({line.count("|") for line in table}) == 1
 
 
-def test_the_sweep_moves_depth_branching_and_overlap():
-    shapes = [Forest.parse(case).shape for case in sweep_cases()]
-    assert len({shape.depth for shape in shapes}) > 4
-    assert {shape.factor for shape in shapes} >= {1, 2, 5, 30}
+def test_the_sweep_moves_depth_branching_and_overlap(tmp_path):
+    model = synthetic_model("tiny", "sdpa", device="cpu", dtype=torch.float32, num_patches=4)
+    cost, rows = flop_model(model), []
+    for case in sweep_cases():
+        forest = Forest.parse(case)
+        found = bounds(forest.trees(), cost)
+        row = {"tree": case, "depth": forest.shape.depth, "factor": forest.shape.factor}
+        row |= {"por": found.stats.potential_overlap, "token_bound": found.token_bound}
+        rows.append(row | {"flop_bound": found.flop_bound, "measured": found.flop_bound})
+    for axis, column, sign in (("depth", "depth", 1), ("branching", "factor", -1)):
+        chosen = [row for row in rows if row["tree"] in SWEEP[axis]]
+        assert [row[column] for row in chosen] == sorted({row[column] for row in chosen})
+        gains = [sign * row["flop_bound"] for row in chosen]
+        assert gains == sorted(gains)
+    overlap = [row["por"] for row in rows if row["tree"] in SWEEP["overlap"]]
+    assert overlap == sorted(overlap, reverse=True)
+    assert overlap[0] - overlap[-1] > 0.4
+    target = tmp_path / "sweep.png"
+    draw_sweep(rows, "bounds", [str(target)])
+    assert target.stat().st_size > 10_000
 
 
 def test_curves_of_both_sides_lie_on_each_other(tmp_path):

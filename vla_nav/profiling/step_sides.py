@@ -8,7 +8,7 @@
 
 Loss: sum over trees of the mean over paths, by the same function on both sides.
 
-Axis legend: F frames, P tokens of a frame, D feature width, M predictors, V logits; q (1, T, H, D).
+Axis legend: F frames, P tokens of a frame, D feature width; q (1, T, H, D).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vla_nav.attention.types import Backend
-from vla_nav.losses import weighted_cross_entropy
+from vla_nav.losses import Predictions, weighted_cross_entropy
 from vla_nav.models.backbone import Attend
 from vla_nav.models.vla import VLA
 from vla_nav.profiling.flat import FlatPack
@@ -111,5 +111,9 @@ class StepSides:
                 vision_index=packed.vision_index,
             )
             hidden = self.model.decode(embeddings[None], packed.position_ids[None], attend)[0]
-            logits = self.model.logits(hidden[packed.predictor_index])  # (M, V)
-        return weighted_cross_entropy(logits, packed, denominator=float(self.num_trees)).value
+            found = Predictions(
+                hidden.index_select(0, packed.predictor_index),
+                self.model.head_weights(),
+                self.model.logits,
+            )
+            return weighted_cross_entropy(found, packed, denominator=float(self.num_trees)).value
