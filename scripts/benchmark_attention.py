@@ -17,6 +17,7 @@ import torch
 
 from vla_nav.profiling.attention_bench import CASES, AttentionBench, Heads
 from vla_nav.profiling.bench_rows import RowFile, about, choice, parse_options, run, whole
+from vla_nav.profiling.bounds import device_rates
 from vla_nav.profiling.synthetic import Forest
 
 DEFAULTS = {
@@ -40,7 +41,8 @@ def main(arguments: list[str]) -> int:
     options = parse_options(arguments, DEFAULTS)
     options["dtype"] = "float32" if options["device"] == "cpu" else options["dtype"]
     heads = Heads(*(whole(options, key) for key in ("heads", "kv_heads", "head_dim")))
-    facts = about(options)
+    dtype = choice(options, "dtype", DTYPES)
+    facts = about(options) | device_rates(options["device"], dtype)
     print({key: value for key, value in facts.items() if key != "options"}, heads, options["dtype"])
     file = RowFile(options["output"], facts, ("tree", "backend"))
     print(
@@ -53,7 +55,7 @@ def main(arguments: list[str]) -> int:
         bench = AttentionBench(
             name,
             device=options["device"],
-            dtype=choice(options, "dtype", DTYPES),
+            dtype=dtype,
             heads=heads,
             repeats=whole(options, "repeats"),
             calls=whole(options, "calls"),
@@ -66,8 +68,8 @@ def main(arguments: list[str]) -> int:
             print(
                 f"| {row.tree} | {row.backend} "
                 f"| {row.fwd_tflops:.0f} | {row.causal_fwd_tflops:.0f} | {row.fwd_ratio:.2f} "
-                f"| {row.fwd_bwd_tflops:.0f} | {row.causal_tflops:.0f} | {row.ratio:.3f} "
-                f"| {row.tree_ms:.3f} | {flat} | {row.tokens} "
+                f"| {row.fwd_bwd_tflops:.0f} | {row.causal_tflops:.0f} ({row.causal_kernel}) "
+                f"| {row.ratio:.3f} | {row.tree_ms:.3f} | {flat} | {row.tokens} "
                 f"| {row.full_blocks} + {row.partial_blocks} | {row.density:.2f} "
                 f"| {row.worst_difference:.1e} |",
                 flush=True,

@@ -20,7 +20,9 @@ from pathlib import Path
 import torch
 
 from vla_nav.profiling.bench_rows import RowFile, about, choice, parse_options, run, whole
-from vla_nav.profiling.step_bench import StepBench, StepRow
+from vla_nav.profiling.bounds import device_rates
+from vla_nav.profiling.step_bench import StepBench
+from vla_nav.profiling.step_row import HEADING
 from vla_nav.profiling.sweep import draw_sweep, sweep_cases
 from vla_nav.profiling.synthetic import Forest
 
@@ -46,30 +48,27 @@ DEFAULTS = {
 COMPILE = {"false": False, "layers": "layers", "joined": "joined"}
 WEIGHTS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 VISION = {"cached": "cached", "trained": "trained", "trained-once": "trained, flat caches"}
-COLUMNS = (
-    "model | tree | vision | trees | tokens | flat packs | tree ms | flat ms | token bound "
-    "| FLOP bound | measured | of FLOP bound | MFU | flat MFU | GiB | recompute | POR | drift"
-)
 
 
 def main(arguments: list[str]) -> int:
     options = parse_options(arguments, DEFAULTS)
     is_cpu = options["device"] == "cpu"
     options["weights"] = "float32" if is_cpu else options["weights"]
-    facts = about(options)
+    dtype = torch.float32 if is_cpu else torch.bfloat16
+    facts = about(options) | device_rates(options["device"], dtype)
     print({key: value for key, value in facts.items() if key != "options"})
     file = RowFile(options["output"], facts, ("model", "tree", "vision"))
     texts = sweep_cases() if options["trees"] == "sweep" else options["trees"].split(",")
     forests = [Forest.parse(text) for text in texts]
     kinds = [choice({"vision": kind}, "vision", VISION) for kind in options["vision"].split(",")]
     start = time.monotonic()
-    print(f"| {COLUMNS} |\n" + "|---" * (COLUMNS.count("|") + 1) + "|")
+    print(HEADING)
     for size in options["models"].split(","):
         bench = StepBench(
             size,
             options["attention"],
             device=options["device"],
-            dtype=torch.float32 if is_cpu else torch.bfloat16,
+            dtype=dtype,
             weights=choice(options, "weights", WEIGHTS),
             compile_layers=choice(options, "compile", COMPILE),
             num_patches=max(forest.shape.frame + forest.shape.history for forest in forests),
@@ -90,7 +89,7 @@ def main(arguments: list[str]) -> int:
                     flat_repeats=whole(options, "flat_repeats"),
                 )
                 file.add(asdict(row))
-                print(_line(row), flush=True)
+                print(row.line(), flush=True)
         del bench
         if options["trees"] == "sweep":
             target = Path(options["output"])
@@ -98,16 +97,6 @@ def main(arguments: list[str]) -> int:
             pictures = [str(target.with_suffix(end)) for end in (".png", ".svg")]
             draw_sweep(rows, f"{size}, {facts['device']}", pictures)
     return 0
-
-
-def _line(row: StepRow) -> str:
-    return (
-        f"| {row.model} | {row.tree} | {row.vision} | {row.num_trees} | {row.tokens} "
-        f"| {row.flat_packs} | {row.tree_ms:.1f} | {row.flat_ms:.0f} | {row.token_bound:.1f} "
-        f"| {row.flop_bound:.2f} | {row.measured:.2f} | {row.of_flop_bound:.3f} | {row.mfu:.3f} "
-        f"| {row.flat_mfu:.3f} | {row.tree_gib:.0f} | {'yes' if row.is_checkpointed else 'no'} "
-        f"| {row.por:.3f} | {row.gradient_drift:.1g} |"
-    )
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from vla_nav.attention import reference, sdpa
 from vla_nav.attention.mask import dense_mask
 from vla_nav.errors import UserError
 from vla_nav.profiling.attention_bench import AttentionBench, Heads, dense_group
+from vla_nav.profiling.causal_baseline import causal_kernels
 from vla_nav.profiling.stress import Launches, launch, stress_backward
 from vla_nav.profiling.synthetic import Forest
 from vla_nav.profiling.timing import alternate
@@ -58,10 +59,26 @@ def test_a_row_counts_live_pairs_only():
     work = 3.5 * 4 * HEADS.query * HEADS.dim / 1e9
     assert row.fwd_bwd_tflops * row.tree_ms == pytest.approx(work * pairs)
     assert row.causal_tflops * row.causal_ms == pytest.approx(work * length * (length + 1))
+    assert row.causal_tflops == max(row.varlen_tflops, row.batched_tflops)
     assert row.ratio == pytest.approx(row.fwd_bwd_tflops / row.causal_tflops)
     assert row.flat_ms is not None
     assert row.flat_ms > 0
     assert 0 < row.density <= 1
+
+
+def test_both_causal_kernels_compute_the_same():
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad = (
+        torch.randn(3 * 29, h, 16, generator=generator, dtype=torch.float64) for h in (4, 2, 2, 4)
+    )
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    kernels = causal_kernels(*inputs, 3)
+    found = [(out := work(), *torch.autograd.grad(out, inputs, grad)) for work in kernels.values()]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+    hidden = ~torch.ones(29, 29, dtype=torch.bool).tril()
+    scores = (q[29:58, 3] @ k[29:58, 1].T / 4).masked_fill(hidden, -torch.inf)  # one of 3 x 4
+    torch.testing.assert_close(found[0][0][29:58, 3], scores.softmax(-1) @ v[29:58, 1])
 
 
 def test_a_backend_that_sees_too_much_is_not_timed():

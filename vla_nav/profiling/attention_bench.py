@@ -1,7 +1,7 @@
 """Attention over trees against plain causal attention at equal live pairs, forward and backward.
 
     trees     G trees in a pack, `pairs` live pairs of query and key
-    causal    G sequences of n tokens behind one another, G n (n + 1) / 2 = pairs
+    causal    G sequences of n tokens, G n (n + 1) / 2 = pairs; the faster of two kernels
     ratio     (TFLOP/s over the trees) / (TFLOP/s of the plain causal kernel)
 
 Only live pairs count: forward 4 x pairs x H x D floating-point operations, both passes 3.5 times as
@@ -29,6 +29,7 @@ from vla_nav.attention.parity import TOLERANCE, relative_by_token, require_parit
 from vla_nav.attention.registry import backend
 from vla_nav.attention.types import Backend
 from vla_nav.errors import UserError
+from vla_nav.profiling.causal_baseline import causal_kernels
 from vla_nav.profiling.flat import flat_packs
 from vla_nav.profiling.synthetic import Forest
 from vla_nav.profiling.timing import alternate
@@ -58,7 +59,9 @@ class Heads(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class AttentionRow:
     """One line of the table; `density`: live pairs over the cells of live blocks of 128 x 128.
-    flat_ms: the trees' flat paths through the causal kernel; None where it was not asked for."""
+    causal_kernel: the faster one over both passes (`causal_baseline.py`), varlen_tflops and
+    batched_tflops the two of them. flat_ms: the trees' flat paths through the first, None where it
+    was not asked for."""
 
     tree: str
     backend: str
@@ -70,6 +73,9 @@ class AttentionRow:
     fwd_ratio: float
     tree_ms: float
     causal_ms: float
+    causal_kernel: str
+    varlen_tflops: float
+    batched_tflops: float
     flat_ms: float | None
     tokens: int
     pairs: int
@@ -122,36 +128,46 @@ class AttentionBench:
 
         length = max(1, round((math.sqrt(8 * pairs / len(trees) + 1) - 1) / 2))
         on_causal = _Inputs(length * len(trees), self, seed=2)
-        causal = _causal(on_causal, [length] * len(trees), self.device)
+        kernels = causal_kernels(*on_causal.qkv, len(trees))
         causal_pairs = len(trees) * length * (length + 1) // 2
         forward = alternate(
-            [_without_graph(tree), _without_graph(causal)],
+            list(map(_without_graph, (tree, *kernels.values()))),
             device=self.device,
             repeats=self.repeats,
             calls=self.calls,
         )
         both = alternate(
-            [on_tree.both(tree), on_causal.both(causal)],
+            [on_tree.both(tree), *map(on_causal.both, kernels.values())],
             device=self.device,
             repeats=self.repeats,
             calls=self.calls,
         )
-        rates = [self._tflops(pairs, forward[0], 1), self._tflops(causal_pairs, forward[1], 1)]
-        rates += [self._tflops(pairs, both[0], _BOTH), self._tflops(causal_pairs, both[1], _BOTH)]
+        tree_rate, tree_forward = (
+            self._tflops(pairs, times[0], passes) for times, passes in ((both, _BOTH), (forward, 1))
+        )
+        rates = {
+            name: self._tflops(causal_pairs, time_ms, _BOTH)
+            for name, time_ms in zip(kernels, both[1:], strict=True)
+        }
+        causal_forward = self._tflops(causal_pairs, min(forward[1:]), 1)
+        fastest = max(rates, key=lambda name: rates[name])
         padded = pack(trees, pad_to=-(-num_tokens // _BLOCK) * _BLOCK)
         blocks = block_lists(padded.subtree_end.numpy(), block_size=_BLOCK)
         num_full, num_partial = len(blocks.q_full.indices), len(blocks.q_partial.indices)
         return AttentionRow(
             tree=str(forest),
             backend=self.backend.name,
-            fwd_bwd_tflops=rates[2],
-            causal_tflops=rates[3],
-            ratio=rates[2] / rates[3],
-            fwd_tflops=rates[0],
-            causal_fwd_tflops=rates[1],
-            fwd_ratio=rates[0] / rates[1],
+            fwd_bwd_tflops=tree_rate,
+            causal_tflops=rates[fastest],
+            ratio=tree_rate / rates[fastest],
+            fwd_tflops=tree_forward,
+            causal_fwd_tflops=causal_forward,
+            fwd_ratio=tree_forward / causal_forward,
             tree_ms=both[0],
-            causal_ms=both[1],
+            causal_ms=min(both[1:]),
+            causal_kernel=fastest,
+            varlen_tflops=rates["varlen"],
+            batched_tflops=rates["batched"],
             flat_ms=self._flat_ms(forest) if with_flat else None,
             tokens=num_tokens,
             pairs=pairs,
@@ -167,7 +183,11 @@ class AttentionBench:
         trees = forest.trees()
         (flat,) = flat_packs(trees, budget=2**31 - 1)
         inputs = _Inputs(flat.num_tokens, self, seed=3)
-        work = _causal(inputs, flat.cu_lengths.diff().tolist(), self.device)
+        cu_lengths, (q, k, v) = flat.cu_lengths.to(self.device), inputs.qkv
+
+        def work() -> Tensor:
+            return causal_varlen(q, k, v, cu_lengths, flat.max_length)
+
         return alternate([inputs.both(work)], device=self.device, repeats=5, warmups=2)[0]
 
     def _tflops(self, pairs: int, time_ms: float, passes: float) -> float:
@@ -247,13 +267,6 @@ def dense_group(
             dk += pull.T @ queries
             dv += share.T @ grads
     return out, dq, dk[:, None], dv[:, None]
-
-
-def _causal(inputs: _Inputs, lengths: list[int], device: str) -> Callable[[], Tensor]:
-    cu_lengths = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
-    longest = max(lengths)
-    q, k, v = inputs.qkv
-    return lambda: causal_varlen(q, k, v, cu_lengths, longest)
 
 
 def _without_graph(work: Callable[[], Tensor]) -> Callable[[], Tensor]:

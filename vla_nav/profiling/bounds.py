@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vla_nav.models.vla import VLA
+from vla_nav.profiling.timing import alternate
 from vla_nav.tree import FlopModel, PrefixTree, total_stats, tree_stats
 from vla_nav.tree.stats import TreeStats
 from vla_nav.vision.encoder import TimmEncoder
@@ -90,3 +91,18 @@ def encoder_flops(encoder: TimmEncoder, device: str) -> float:
     with counter, torch.no_grad():
         encoder.encode(frame)
     return float(_PASSES * counter.get_total_flops())
+
+
+def device_rates(device: str, dtype: torch.dtype) -> dict[str, float]:
+    """What the device does in this process: TFLOP/s of a large matrix product, TB/s of a copy (read
+    and written bytes)."""
+    size = 8192 if torch.device(device).type == "cuda" else 512
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    target = torch.empty_like(a)
+    product_ms, copy_ms = alternate(
+        [lambda: a @ b, lambda: target.copy_(a)], device=device, calls=4
+    )
+    return {
+        "matmul_tflops": 2 * size**3 / product_ms / 1e9,
+        "copy_tb_per_s": 2 * a.nbytes / copy_ms / 1e9,
+    }

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 import torch
@@ -36,6 +36,7 @@ from vla_nav.errors import UserError, unknown_name
 from vla_nav.models.backbone import disable_checkpointing, enable_checkpointing
 from vla_nav.profiling.bounds import PEAK_FLOPS, bounds, encoder_flops, flop_model
 from vla_nav.profiling.flat import flat_packs
+from vla_nav.profiling.step_row import StepRow
 from vla_nav.profiling.step_sides import StepSides
 from vla_nav.profiling.synthetic import (
     FEATURE_WIDTH,
@@ -55,35 +56,6 @@ DRIFT = {torch.bfloat16: 0.06, torch.float32: 1e-3, torch.float64: 1e-9}
 _SAMPLES = 4096  # gradient values kept of a tensor
 _TREE_STEPS = 2  # tree steps a sample: the flat side has many packs behind one another
 _WARM_PACKS = 2  # flat packs run before the flat side is timed
-
-
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    """One line of the table. mfu: of 989 TFLOP/s, the tree side; flat_mfu the other. gib: peaks."""
-
-    model: str
-    tree: str
-    vision: str
-    tree_ms: float
-    flat_ms: float
-    token_bound: float
-    flop_bound: float
-    measured: float
-    of_flop_bound: float
-    mfu: float
-    flat_mfu: float
-    num_trees: int
-    tokens: int
-    flat_tokens: int
-    flat_packs: int
-    budget: int
-    depth: int
-    factor: int
-    por: float
-    is_checkpointed: bool
-    tree_gib: float
-    flat_gib: float
-    gradient_drift: float
 
 
 class StepBench:
