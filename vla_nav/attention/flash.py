@@ -15,18 +15,20 @@ D head dim; J rows of a list.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from vla_nav.attention.blocks import Rows, block_lists, longest_row, padded_rows, query_lists
-from vla_nav.attention.hopper.tables import MAX_TILES, items, spans, tile_groups
+from vla_nav.attention.hopper.tables import MAX_TILES, backward_items, forward_items, spans
 from vla_nav.attention.types import Backend, check_shapes
 from vla_nav.attention.whole_blocks import BLOCK_SIZE, filled_up, joint_ends, whole_blocks
 from vla_nav.errors import UserError
 from vla_nav.tree.packing import PackedTree
+from vla_nav.tree.types import Int32Array, IntArray
 
 _QUERY_BLOCK = 64  # of the backward pass
 _SMALL_KEY_BLOCK = 64  # of both passes, where D > 128
@@ -36,70 +38,65 @@ _DTYPES = (torch.bfloat16, torch.float16)
 @dataclass(frozen=True, eq=False)
 class Direction:
     """Lists of one pass: counts (1, 1, J) and indices (1, 1, J, width) int32 of partial and of full
-    blocks; its tiles by falling length (J,) int32, and where groups of them end."""
+    blocks; the blocks of a tile together, (J,) int64, stay on the host."""
 
     partial_counts: torch.Tensor
     partial: torch.Tensor
     full_counts: torch.Tensor
     full: torch.Tensor
-    order: torch.Tensor
-    ends: tuple[int, ...]
+    work: IntArray
 
     @staticmethod
     def of(partial: Rows, full: Rows) -> Direction:
         """From rows of partial and full blocks."""
-        tensors, work = [], 0
+        tensors = []
         for rows in (partial, full):
             counts, indices = padded_rows(rows, max(1, longest_row(rows)))
-            work = work + counts.astype("int64")
             tensors += [torch.from_numpy(x)[None, None] for x in (counts, indices)]
-        order, ends = tile_groups(work)
-        return Direction(*tensors, torch.from_numpy(order), ends)
+        return Direction(*tensors, np.diff(partial.offsets) + np.diff(full.offsets))
+
+    @property
+    def lists(self) -> tuple[torch.Tensor, ...]:
+        """The four tensors."""
+        return self.partial_counts, self.partial, self.full_counts, self.full
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Direction:
         """`function` of every tensor."""
-        tensors = {
-            item.name: function(getattr(self, item.name))
-            for item in fields(self)
-            if item.name != "ends"
-        }
-        return replace(self, **tensors)
+        return Direction(*map(function, self.lists), self.work)
 
     def halved_rows(self) -> Direction:
         """The same where every row is two of half the size: both hold what the one held."""
-        lists = (x.repeat_interleave(2, dim=2) for x in self.lists)
-        ends = tuple(2 * end for end in self.ends)
-        return Direction(*lists, _halves(self.order), ends)
+        return Direction(
+            *(x.repeat_interleave(2, dim=2) for x in self.lists), np.repeat(self.work, 2)
+        )
 
     def halved_indices(self) -> Direction:
         """The same where every block in a list is two of half the size."""
         counts = (2 * self.partial_counts, 2 * self.full_counts)
         indices = (_halves(self.partial), _halves(self.full))
-        return replace(
-            self,
-            partial_counts=counts[0],
-            partial=indices[0],
-            full_counts=counts[1],
-            full=indices[1],
-        )
+        return Direction(counts[0], indices[0], counts[1], indices[1], 2 * self.work)
 
-    @property
-    def lists(self) -> tuple[torch.Tensor, ...]:
-        """The four tensors of the lists."""
-        return self.partial_counts, self.partial, self.full_counts, self.full
+
+class Tables(NamedTuple):
+    """What the kernels read of a plan: spans, then lists and items of the forward and of the
+    backward pass, then slots. split: the tiles that have one, where they are not the first."""
+
+    tensors: list[torch.Tensor]
+    num_slots: int
+    split: torch.Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
 class FlashPlan:
-    """Q, P, the spans of all keys (K,) int32 and the lists of both passes. What a head
-    shape needs of them is derived once and kept."""
+    """Q, P, the spans of all keys (K,) int32 and the lists of both passes. What a head shape needs
+    of them is derived once and kept."""
 
     num_tokens: int
     num_prefix: int
     span: torch.Tensor
     forward: Direction
     backward: Direction
-    _derived: dict[Any, list[torch.Tensor]] = field(default_factory=dict, repr=False)
+    _derived: dict[Any, Tables] = field(default_factory=dict, repr=False)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> FlashPlan:
         """The same plan on `device`."""
@@ -109,23 +106,36 @@ class FlashPlan:
         """The same plan in page-locked memory."""
         return self._map(torch.Tensor.pin_memory)
 
-    def tensors(self, num_heads: int, head_dim: int) -> list[torch.Tensor]:
-        """Ten tensors for a head shape: lists (the same for every head) and items of the forward,
-        then the backward pass."""
-        key = (num_heads, head_dim > 128)
+    def tables(self, num_heads: int, num_kv_heads: int, head_dim: int) -> Tables:
+        """For a head shape; the lists are the same for every head."""
+        key = (num_heads, num_kv_heads, head_dim > 128)
         if key not in self._derived:
-            forward, backward = self.forward, self.backward
-            if head_dim > 128:
-                forward, backward = forward.halved_indices(), backward.halved_rows()
-            self._derived[key] = [
-                tensor
-                for side in (forward, backward)
-                for tensor in (
-                    *(x.expand(1, num_heads, *x.shape[2:]) for x in side.lists),
-                    items(side.order, side.ends, num_heads),
-                )
-            ]
+            self._derived[key] = self._tables(*key)
         return self._derived[key]
+
+    def _tables(self, num_heads: int, num_kv_heads: int, is_wide: bool) -> Tables:
+        forward, backward = self.forward, self.backward
+        if is_wide:
+            forward, backward = forward.halved_indices(), backward.halved_rows()
+        device = self.span.device
+        processors = (
+            torch.cuda.get_device_properties(device).multi_processor_count
+            if device.type == "cuda"
+            else 1
+        )
+        items, slots = backward_items(
+            backward.work, num_heads, num_heads // num_kv_heads, processors
+        )
+        split = np.flatnonzero(slots >= 0)
+        every = [
+            *(x.expand(1, num_heads, *x.shape[2:]) for x in forward.lists),
+            _on(device, forward_items(forward.work, num_heads)),
+            *(x.expand(1, num_heads, *x.shape[2:]) for x in backward.lists),
+            _on(device, items),
+            _on(device, slots),
+        ]
+        is_first = len(split) == 0 or split[-1] == len(split) - 1
+        return Tables([self.span, *every], len(split), None if is_first else _on(device, split))
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> FlashPlan:
         return FlashPlan(
@@ -167,16 +177,16 @@ def attend(
 ) -> torch.Tensor:
     """q (B, Q, H, D), k and v (B, P+Q, Hkv, D) -> (B, Q, H, D). 16 bits, Hopper only."""
     BACKEND.check_device(q.device)
-    heads, _ = check_shapes(q, k, v, plan.num_tokens, plan.num_prefix)
+    heads, kv_heads = check_shapes(q, k, v, plan.num_tokens, plan.num_prefix)
     _require(q)
     q, k, v = filled_up(q, k, v, plan.num_prefix)
-    tables = [plan.span, *plan.tensors(heads, q.shape[-1])]
+    tables = plan.tables(heads, kv_heads, q.shape[-1])
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if len(q) == 1:
-        out = _forward(q, k, v, tables, scale)[0]
+        out = _forward(q, k, v, *tables, scale)[0]
     else:
         each = (x.split(1) for x in (q, k, v))
-        out = torch.cat([_forward(*one, tables, scale)[0] for one in zip(*each, strict=True)])
+        out = torch.cat([_forward(*one, *tables, scale)[0] for one in zip(*each, strict=True)])
     return out[:, : plan.num_tokens]
 
 
@@ -233,9 +243,15 @@ def _require(q: torch.Tensor) -> None:
 
 @torch.library.custom_op("vla_nav::tree_attention", mutates_args=())
 def _forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: list[torch.Tensor], scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tables: list[torch.Tensor],
+    num_slots: int,
+    split: torch.Tensor | None,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out (1, Q, H, D) and lse (1, H, Q); tables: span, then `FlashPlan.tensors`."""
+    """out (1, Q, H, D) and lse (1, H, Q); the rest as in `Tables`."""
     from vla_nav.attention.hopper import kernels
 
     return kernels.forward(q, k, v, tables[0], kernels.Lists(*tables[1:6]), scale)
@@ -243,7 +259,13 @@ def _forward(
 
 @_forward.register_fake
 def _(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: list[torch.Tensor], scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tables: list[torch.Tensor],
+    num_slots: int,
+    split: torch.Tensor | None,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
     return torch.empty_like(q), lse
@@ -258,13 +280,16 @@ def _backward(
     lse: torch.Tensor,
     dout: torch.Tensor,
     tables: list[torch.Tensor],
+    num_slots: int,
+    split: torch.Tensor | None,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk and dv."""
     from vla_nav.attention.hopper import kernels
 
-    lists = kernels.Lists(*tables[6:11])
-    return kernels.backward(q, k, v, out, lse, dout, tables[0], lists, scale)
+    lists = kernels.Lists(*tables[6:12])
+    slots = num_slots if split is None else split
+    return kernels.backward(q, k, v, out, lse, dout, tables[0], lists, slots, scale)
 
 
 @_backward.register_fake
@@ -276,25 +301,30 @@ def _(
     lse: torch.Tensor,
     dout: torch.Tensor,
     tables: list[torch.Tensor],
+    num_slots: int,
+    split: torch.Tensor | None,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, tables, scale = inputs
+    q, k, v, *ctx.rest = inputs
     out, lse = output
     ctx.save_for_backward(q, k, v, out, lse)
     ctx.mark_non_differentiable(lse)
-    ctx.tables, ctx.scale = tables, scale
 
 
 def _gradients(ctx: Any, dout: torch.Tensor, _: torch.Tensor | None) -> tuple[Any, ...]:
-    gradients = _backward(*ctx.saved_tensors, dout, ctx.tables, ctx.scale)
-    return (*gradients, [None] * len(ctx.tables), None)
+    gradients = _backward(*ctx.saved_tensors, dout, *ctx.rest)
+    return (*gradients, [None] * len(ctx.rest[0]), None, None, None)
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
+
+
+def _on(device: torch.device, array: IntArray | Int32Array) -> torch.Tensor:
+    return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def _halves(index: torch.Tensor) -> torch.Tensor:

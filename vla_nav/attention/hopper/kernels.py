@@ -5,10 +5,10 @@
                rows of out * dout; dq in float32 by atomic adds, dk and dv likewise with grouped
                heads; then one cast each
 
-The package's classes are built here and not through its `flash_attn_func`, because two of their
-parts are ours: the mask (`mask.py`) and the order of tiles (`scheduler.py`). Both are put in by
-name while a kernel is compiled; the package is pinned, and `parity.py` holds every head shape to
-the reference before a run.
+The package's classes are built here and not through its `flash_attn_func`, because some of their
+parts are ours: the mask (`mask.py`), the order of tiles (`scheduler.py`) and the loops of the
+backward pass (`backward.py`). They are put in by name while a kernel is compiled; the package is
+pinned, and `parity.py` holds every head shape to the reference before a run.
 
 Axis legend: B batch (1), Q own tokens, K joint keys, H query heads, Hkv key heads, D head dim;
 Jq blocks of queries, Jk of keys.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch, to_cute_bloc
 from flash_attn.cute.cute_dsl_utils import to_cute_aux_tensor, to_cute_tensor
 from flash_attn.cute.utils import AuxData
 
+from vla_nav.attention.hopper.backward import TreeBackward, consume
 from vla_nav.attention.hopper.mask import TreeMask
 from vla_nav.attention.hopper.scheduler import OrderedScheduler
 
@@ -37,23 +38,24 @@ _ARCH = 90
 
 class Lists(NamedTuple):
     """Partial and full blocks of every row, and the order of tiles: counts (1, H, J) and indices
-    (1, H, J, width) int32, items (J * H,) int32."""
+    (1, H, J, width) int32; items int32, slots (J,) int32 (backward; `tables.py`)."""
 
     partial_counts: torch.Tensor
     partial: torch.Tensor
     full_counts: torch.Tensor
     full: torch.Tensor
     items: torch.Tensor
+    slots: torch.Tensor | None = None
 
     @property
     def sparse(self) -> BlockSparseTensorsTorch:
         """As the package takes them while compiling."""
-        return BlockSparseTensorsTorch(*self[:4])
+        return BlockSparseTensorsTorch(*self[:4], cu_block_idx_offsets=self.slots)
 
     @property
     def arguments(self) -> tuple[Any, ...]:
         """As a compiled kernel takes them."""
-        return (*self[:4], None, None, None, None)
+        return (*self[:4], None, self.slots, None, None)
 
 
 class Tiles(NamedTuple):
@@ -99,37 +101,48 @@ def backward(
     dout: torch.Tensor,
     span: torch.Tensor,
     lists: Lists,
+    split: torch.Tensor | int,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k and v, each laid out like it. lists: rows are blocks of keys."""
+    """Gradients of q, k and v, each laid out like it. lists: rows are blocks of keys. split: the
+    tiles that have a slot, (S,) int64, or their number where they are the first ones."""
     config = _backward_config(q.shape[-1])
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-    wide = _Accumulators.of(q, k, config)
+    num_slots = split if isinstance(split, int) else len(split)
+    wide = _Accumulators.of(q, k, num_slots, config)
     dtype, head_dim = _DTYPES[q.dtype], q.shape[-1]
     interface._bwd_preprocess(
         out, dout, wide.row_sum, lse, wide.lse_log2, wide.dq, None, None, None,
         dtype, head_dim, head_dim, config.m_block_size, fake_mode=interface.is_fake_mode(),
     )  # fmt: skip
     kernel = _backward_kernel(*_key(q, k), lambda: (q, k, v, dout, wide, dk, dv, span, lists))
-    sums = (dk, dv) if wide.dk is None else (wide.dk, wide.dv)
+    is_grouped = wide.dk is not None
+    sums = (wide.dk, wide.dv) if is_grouped else (dk, dv)
     if not interface.is_fake_mode():
         kernel(
             q, k, v, dout, wide.lse_log2, wide.row_sum, wide.dq, *sums, scale, *(None,) * 9,
-            AuxData((span,), None), lists.arguments, lists.items,
+            AuxData((span, dk, dv) if is_grouped else (span,), None), lists.arguments, lists.items,
         )  # fmt: skip
     threads = config.num_wg * 128
     _cast(wide.dq, dq, scale, config.m_block_size, 128 if config.dQ_single_wg else threads,
           config.AtomLayoutMdQ, config.dQ_swapAB)  # fmt: skip
-    if wide.dk is not None and wide.dv is not None:
+    if is_grouped and num_slots:
         layout = (config.n_block_size, threads, config.AtomLayoutNdKV, config.dKV_swapAB)
-        _cast(wide.dk, dk, scale, *layout)
-        _cast(wide.dv, dv, 1.0, *layout)
+        for sums, output, factor in ((wide.dk, dk, scale), (wide.dv, dv, 1.0)):
+            slots = output[:, : num_slots * config.n_block_size]
+            if isinstance(split, int):
+                _cast(sums, slots, factor, *layout)
+            else:
+                slots = torch.empty_like(slots)
+                _cast(sums, slots, factor, *layout)
+                by_tile = output.unflatten(1, (-1, config.n_block_size))
+                by_tile.index_copy_(1, split, slots.unflatten(1, (num_slots, -1)))
     return dq, dk, dv
 
 
 class _Accumulators(NamedTuple):
     """float32: sums of the gradients in the kernels' own layout, and two numbers of every row.
-    dk and dv: None where every key head has one query head and is written directly."""
+    dk and dv: of the tiles that have a slot; None where every key head has one query head."""
 
     dq: torch.Tensor
     row_sum: torch.Tensor
@@ -138,14 +151,18 @@ class _Accumulators(NamedTuple):
     dv: torch.Tensor | None
 
     @staticmethod
-    def of(q: torch.Tensor, k: torch.Tensor, config: interface.BwdConfig) -> _Accumulators:
-        (batch, num_rows, heads, dim), (num_keys, kv_heads) = q.shape, k.shape[1:3]
+    def of(
+        q: torch.Tensor, k: torch.Tensor, num_slots: int, config: interface.BwdConfig
+    ) -> _Accumulators:
+        (batch, num_rows, heads, dim), kv_heads = q.shape, k.shape[2]
         multiple = 64 if config.dKV_swapAB else 32
         width = -(-dim // multiple) * multiple
         rows = (batch, heads, num_rows)
         dk = dv = None
         if heads != kv_heads:
-            dk, dv = q.new_zeros(2, batch, kv_heads, num_keys * width, dtype=torch.float32).unbind()
+            # One at least: a kernel's arguments are never empty.
+            size = max(num_slots, 1) * config.n_block_size * width
+            dk, dv = q.new_zeros(2, batch, kv_heads, size, dtype=torch.float32).unbind()
         return _Accumulators(
             q.new_empty(batch, heads, num_rows * width, dtype=torch.float32),
             q.new_empty(rows, dtype=torch.float32),
@@ -222,7 +239,7 @@ def _backward_kernel(
     if key not in _compiled:
         q, k, v, dout, wide, dk, dv, span, lists = examples()
         config = _backward_config(dim)
-        kernel = flash_bwd_sm90.FlashAttentionBackwardSm90(
+        kernel = (TreeBackward if group > 1 else flash_bwd_sm90.FlashAttentionBackwardSm90)(
             _DTYPES[dtype], dim, dim, group,
             tile_m=config.m_block_size, tile_n=config.n_block_size,
             Q_stage=config.num_stages_Q, dO_stage=config.num_stages_dO,
@@ -232,12 +249,16 @@ def _backward_kernel(
             AtomLayoutMdQ=config.AtomLayoutMdQ, num_threads=(config.num_wg + 1) * 128,
             mask_mod=is_partial, has_aux_tensors=True, dQ_single_wg=config.dQ_single_wg,
         )  # fmt: skip
-        sums = (dk, dv) if wide.dk is None else (wide.dk, wide.dv)
-        with _our_parts(flash_bwd_sm90):
+        sums, aux = (dk, dv), [to_cute_aux_tensor(span)]
+        parts = {}
+        if group > 1:
+            sums, aux = (wide.dk, wide.dv), [*aux, to_cute_tensor(dk), to_cute_tensor(dv)]
+            parts = {"consume_block_sparse_mma_bwd_sm90": partial(consume, group=group)}
+        with _our_parts(flash_bwd_sm90, **parts):
             _compiled[key] = cute.compile(
                 kernel, *map(to_cute_tensor, (q, k, v, dout, wide.lse_log2, wide.row_sum, wide.dq)),
                 *map(to_cute_tensor, sums), 1.0, *(None,) * 9,
-                AuxData([to_cute_aux_tensor(span)], None),
+                AuxData(aux, None),
                 to_cute_block_sparse_tensors(lists.sparse),
                 to_cute_tensor(lists.items, assumed_align=4), _stream(),
                 options="--enable-tvm-ffi",
@@ -261,9 +282,9 @@ def _backward_config(dim: int) -> interface.BwdConfig:
 
 
 @contextmanager
-def _our_parts(module: Any) -> Iterator[None]:
-    """The mask and the order of tiles under the names by which `module` finds its own."""
-    names = {"AttentionMask": TreeMask, "SingleTileScheduler": OrderedScheduler}
+def _our_parts(module: Any, **parts: Any) -> Iterator[None]:
+    """The mask, the order of tiles and `parts` under the names by which `module` finds its own."""
+    names = {"AttentionMask": TreeMask, "SingleTileScheduler": OrderedScheduler, **parts}
     theirs = {name: getattr(module, name) for name in names}
     try:
         for name, part in names.items():

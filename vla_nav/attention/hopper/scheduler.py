@@ -52,7 +52,8 @@ class OrderedScheduler:
     ) -> Params:
         """Of the kernels' arguments, what is needed on the device."""
         assert args.cu_total_m_blocks_ptr is not None
-        return OrderedScheduler.Params(args.cu_total_m_blocks_ptr, args.num_block * args.num_head)
+        items = args.cu_total_m_blocks_ptr
+        return OrderedScheduler.Params(items, cute.size(items))
 
     @staticmethod
     def create(
