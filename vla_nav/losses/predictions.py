@@ -83,7 +83,7 @@ def summed(
         return numerator_of(precise(logits.dense()), chunks[0])
     device = logits.hidden.device.type
     dtype = logits.hidden.dtype
-    if torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     hidden, *weights = (x.to(dtype) for x in (logits.hidden, *logits.weights))  # one cast for all
     has_gradient = torch.is_grad_enabled()

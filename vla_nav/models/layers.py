@@ -101,7 +101,7 @@ class CompiledLayer(GradientCheckpointingLayer):
         before, after = _compiled()
         attention, mlp = self.self_attn, self.mlp
         device = hidden_states.device.type
-        is_mixed = torch.is_autocast_enabled(device)
+        is_mixed = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if is_mixed else hidden_states.dtype
         group = self._weights.group
         with _without_autocast(device, is_mixed):
