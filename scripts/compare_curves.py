@@ -16,15 +16,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from vla_nav.errors import UserError
-from vla_nav.files import write_json
-from vla_nav.profiling.bench_rows import about, choice, parse_options, run, whole
-from vla_nav.profiling.curves import SIDES, CurveSettings, differences, draw_curves, train_curve
+from vla_nav.profiling.bench_rows import about, choice, parse_options, positive, run, whole
+from vla_nav.profiling.curve_file import CurveFile
+from vla_nav.profiling.curves import CurveSettings, train_curve
 from vla_nav.profiling.synthetic import TreeShape
 
 DEFAULTS = {
@@ -45,14 +42,11 @@ DEFAULTS = {
 }
 NAMES = {"tree": "tree", "flat": "flat", "smaller": "flat, smaller"}
 COMPILE = {"false": False, "layers": "layers", "joined": "joined"}
-SAME = ("size", "tree", "steps", "episodes", "learning_rate", "budget", "smaller_budget")
 EVERY = 10  # steps between two lines of progress
 
 
 def main(arguments: list[str]) -> int:
     options = parse_options(arguments, DEFAULTS)
-    facts = about(options)
-    curves = _known(options)
     settings = CurveSettings(
         size=options["size"],
         shape=TreeShape.parse(options["tree"]),
@@ -62,77 +56,28 @@ def main(arguments: list[str]) -> int:
         compile_layers=choice(options, "compile", COMPILE),
         num_episodes=whole(options, "episodes"),
         steps=whole(options, "steps"),
-        learning_rate=float(options["learning_rate"]),
+        learning_rate=positive(options, "learning_rate"),
         budget=whole(options, "budget"),
         smaller_budget=whole(options, "smaller_budget"),
     )
+    facts = about(options)
+    read = list(filter(None, options["read"].split(",")))
+    file = CurveFile(options["output"], facts, steps=settings.steps, read=read)
     print({key: value for key, value in facts.items() if key != "options"})
     for short in options["sides"].split(","):
         side = choice({"sides": short}, "sides", NAMES)
-        if len(curves.get(side, ())) < settings.steps:
-            start, losses = time.monotonic(), []
-            for loss in train_curve(side, settings):
-                losses.append(loss)
-                if len(losses) % EVERY == 0 or len(losses) == settings.steps:
-                    curves[side] = torch.stack(losses).tolist()
-                    _write(options, facts, curves)
-                    took = time.monotonic() - start
-                    print(
-                        f"{side}: step {len(losses)}, {took:.1f} s, loss {curves[side][-1]:.4f}",
-                        flush=True,
-                    )
-        _write(options, facts, curves, with_pictures=True)
-    print(json.dumps(_compared(curves, settings.steps)))
+        losses: list[torch.Tensor] = []
+        start = time.monotonic()
+        for loss in () if file.is_done(side) else train_curve(side, settings):
+            losses.append(loss)
+            if len(losses) % EVERY == 0 or len(losses) == settings.steps:
+                file.put(side, torch.stack(losses).tolist())
+                took = time.monotonic() - start
+                print(f"{side}: step {len(losses)}, {took:.1f} s, loss {loss:.4f}", flush=True)
+        file.write()
+        file.draw(f"{options['size']}, {options['tree']}, AdamW at {options['learning_rate']}")
+    print(json.dumps(file.compared()))
     return 0
-
-
-def _known(options: dict[str, str]) -> dict[str, list[float]]:
-    """The curves of `output` and of the files of `read`. Raises `UserError` for other settings."""
-    curves: dict[str, list[float]] = {}
-    for name in filter(None, (options["output"], *options["read"].split(","))):
-        path = Path(name)
-        if name == options["output"] and not path.exists():
-            continue
-        if not path.exists():
-            raise UserError(f"read={name}: there is no such file")
-        found = json.loads(path.read_text())
-        for key in SAME:
-            if found["options"][key] != options[key]:
-                raise UserError(
-                    f"{name}: its {key} is {found['options'][key]}, not {options[key]}; give "
-                    "another output, or the same options"
-                )
-        curves.update(found["curves"])
-    return curves
-
-
-def _compared(curves: dict[str, list[float]], steps: int) -> dict[str, Any]:
-    """Differences between the curves that are there whole."""
-    whole_ones = [side for side in SIDES if len(curves.get(side, ())) == steps]
-    pairs = (("tree", "flat"), ("flat, smaller", "flat"), ("tree", "flat, smaller"))
-    return {
-        f"{a} - {b}": differences(curves[a], curves[b])._asdict()
-        for a, b in pairs
-        if a in whole_ones and b in whole_ones
-    }
-
-
-def _write(
-    options: dict[str, str],
-    facts: dict[str, Any],
-    curves: dict[str, list[float]],
-    *,
-    with_pictures: bool = False,
-) -> None:
-    compared = _compared(curves, int(options["steps"]))
-    write_json(options["output"], {**facts, "differences": compared, "curves": curves})
-    if with_pictures:
-        stem = Path(options["output"])
-        title = (
-            f"{options['size']}, {options['tree']}, AdamW, learning rate {options['learning_rate']}"
-        )
-        whole_ones = {n: c for n, c in curves.items() if len(c) == int(options["steps"])}
-        draw_curves(whole_ones, title, [str(stem.with_suffix(end)) for end in (".png", ".svg")])
 
 
 if __name__ == "__main__":

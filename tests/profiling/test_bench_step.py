@@ -9,7 +9,7 @@ from bench_scripts import load
 
 from vla_nav.attention import sdpa
 from vla_nav.errors import UserError
-from vla_nav.profiling.bench_rows import RowFile, parse_options, whole
+from vla_nav.profiling.bench_rows import RowFile, parse_options, positive, whole
 from vla_nav.profiling.bounds import bounds, encoder_flops, flop_model
 from vla_nav.profiling.curves import CurveSettings, learnable_episodes, train_curve
 from vla_nav.profiling.flat import flat_packs
@@ -272,6 +272,9 @@ def test_the_curves_script_takes_up_finished_sides(tmp_path, capsys):
         "flat": 3,
         "flat, smaller": 3,
     }
+    joined = tmp_path / "joined.json"
+    assert script.main([*arguments, f"read={target}", f"output={joined}"]) == 0
+    assert json.loads(joined.read_text())["curves"] == found["curves"]
     assert found["differences"]["tree - flat"]["largest"] < 1e-3
     assert target.with_suffix(".png").stat().st_size > 10_000
     assert target.with_suffix(".svg").read_text().lstrip().startswith("<?xml")
@@ -287,6 +290,10 @@ def test_options_are_checked():
         parse_options(["a"], {"a": "0"})
     with pytest.raises(UserError, match="whole numbers from 1 on"):
         whole({"a": "x"}, "a")
+    assert positive({"a": "3e-4"}, "a") == 3e-4
+    for wrong in ("x", "0", "-1", "nan", "inf"):
+        with pytest.raises(UserError, match="numbers above 0"):
+            positive({"a": wrong}, "a")
 
 
 def test_a_row_file_is_whole_after_every_row(tmp_path):

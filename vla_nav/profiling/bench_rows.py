@@ -9,6 +9,7 @@ table may be made by several calls.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,17 @@ def whole(options: Mapping[str, str], key: str, *, least: int = 1) -> int:
     if not value.isdecimal() or int(value) < least:
         raise UserError(f"{key}={value}: allowed: whole numbers from {least} on")
     return int(value)
+
+
+def positive(options: Mapping[str, str], key: str) -> float:
+    """A number above 0 among the options. Raises `UserError`."""
+    try:
+        value = float(options[key])
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise UserError(f"{key}={options[key]}: allowed: numbers above 0")
+    return value
 
 
 def choice(options: Mapping[str, str], key: str, allowed: Mapping[str, Any]) -> Any:

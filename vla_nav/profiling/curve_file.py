@@ -1,0 +1,75 @@
+"""The file that curves of several runs come together in, and their pictures beside it.
+
+    {facts..., options, differences: {"tree - flat": ...}, curves: {"tree": [loss, ...], ...}}
+
+Sides may be trained by several calls, and by several machines whose files are read first; all of
+them must have trained with the same options.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vla_nav.errors import UserError
+from vla_nav.files import write_json
+from vla_nav.profiling.curves import differences, draw_curves
+
+SAME = ("size", "tree", "steps", "episodes", "learning_rate", "budget", "smaller_budget")
+_PAIRS = (("tree", "flat"), ("flat, smaller", "flat"), ("tree", "flat, smaller"))
+
+
+class CurveFile:
+    """Curves by side. facts: with `options`, of which SAME must agree with those of the files that
+    are read: `path`, where it exists, and `read`. Raises `UserError` where they do not."""
+
+    def __init__(
+        self, path: str | Path, facts: Mapping[str, Any], *, steps: int, read: Sequence[str] = ()
+    ) -> None:
+        self.path, self.facts, self.steps = Path(path), dict(facts), steps
+        self.curves: dict[str, list[float]] = {}
+        for name in read:
+            if not Path(name).exists():
+                raise UserError(f"read={name}: there is no such file; give one that was written")
+            self._take(Path(name))
+        if self.path.exists():
+            self._take(self.path)
+
+    def is_done(self, side: str) -> bool:
+        """Whether the side's curve is there whole."""
+        return len(self.curves.get(side, ())) == self.steps
+
+    def put(self, side: str, losses: Sequence[float]) -> None:
+        """The side's curve as far as it is; the file is whole afterwards."""
+        self.curves[side] = list(losses)
+        self.write()
+
+    def write(self) -> None:
+        """All curves and their differences."""
+        value = {**self.facts, "differences": self.compared(), "curves": self.curves}
+        write_json(self.path, value)
+
+    def compared(self) -> dict[str, dict[str, float]]:
+        """Differences of the sides that are done."""
+        return {
+            f"{a} - {b}": differences(self.curves[a], self.curves[b])._asdict()
+            for a, b in _PAIRS
+            if self.is_done(a) and self.is_done(b)
+        }
+
+    def draw(self, title: str) -> None:
+        """The sides that are done, as .png and .svg beside the file."""
+        done = {side: curve for side, curve in self.curves.items() if self.is_done(side)}
+        draw_curves(done, title, [str(self.path.with_suffix(end)) for end in (".png", ".svg")])
+
+    def _take(self, path: Path) -> None:
+        found, options = json.loads(path.read_text()), self.facts["options"]
+        for key in SAME:
+            if found["options"][key] != options[key]:
+                raise UserError(
+                    f"{path}: its {key} is {found['options'][key]}, not {options[key]}; give "
+                    "another output, or the same options"
+                )
+        self.curves.update(found["curves"])
