@@ -171,7 +171,7 @@ def test_float32_weights_compute_in_bfloat16():
     finally:
         object.__setattr__(bench.attention, "attend", attend)
     assert seen == {torch.bfloat16}
-    assert row.gradient_drift < 0.06
+    assert row.gradient_drift < 0.05
 
 
 def test_the_script_writes_the_rows_that_are_named(tmp_path, capsys):

@@ -51,8 +51,8 @@ from vla_nav.vision.encoder import TimmEncoder
 
 VISION = ("cached", "trained", "trained, flat caches")
 # Median over tensors of the relative difference by norm: bfloat16 gradients of another batch shape
-# are 0.01-0.03 off, a wrong target, weight or position is 0.3 and more off.
-DRIFT = {torch.bfloat16: 0.06, torch.float32: 1e-3, torch.float64: 1e-9}
+# are a few hundredths off, a wrong target, weight or position is 0.3 and more off.
+DRIFT = {torch.bfloat16: 0.1, torch.float32: 1e-3, torch.float64: 1e-9}
 _SAMPLES = 4096  # gradient values kept of a tensor
 _TREE_STEPS = 2  # tree steps a sample: the flat side has many packs behind one another
 _WARM_PACKS = 2  # flat packs run before the flat side is timed
