@@ -42,7 +42,8 @@ def main(arguments: list[str]) -> int:
     options["dtype"] = "float32" if options["device"] == "cpu" else options["dtype"]
     heads = Heads(*(whole(options, key) for key in ("heads", "kv_heads", "head_dim")))
     dtype = choice(options, "dtype", DTYPES)
-    facts = about(options) | device_rates(options["device"], dtype)
+    facts = about(options)
+    facts |= device_rates(options["device"], dtype)
     print({key: value for key, value in facts.items() if key != "options"}, heads, options["dtype"])
     file = RowFile(options["output"], facts, ("tree", "backend"))
     print(

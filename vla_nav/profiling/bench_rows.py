@@ -65,8 +65,11 @@ def choice(options: Mapping[str, str], key: str, allowed: Mapping[str, Any]) -> 
 
 
 def about(options: Mapping[str, str]) -> dict[str, Any]:
-    """Options, device, versions and commit: what a table has to say about itself."""
+    """Options, device, versions and commit: what a table has to say about itself. Raises `UserError`
+    for a GPU that is not there."""
     is_cuda = options["device"].startswith("cuda")
+    if is_cuda and not torch.cuda.is_available():
+        raise UserError(f"device={options['device']}: torch finds no GPU here; try device=cpu")
     return {
         "command": f"python scripts/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".strip(),
         "options": dict(options),
