@@ -65,7 +65,7 @@ def choice(options: Mapping[str, str], key: str, allowed: Mapping[str, Any]) -> 
 
 
 def about(options: Mapping[str, str]) -> dict[str, Any]:
-    """Options, device, versions and commit: what a table has to say about itself. Raises `UserError`
+    """Options, device, versions and commit: what a table has to say about itself. `UserError`
     for a GPU that is not there."""
     is_cuda = options["device"].startswith("cuda")
     if is_cuda and not torch.cuda.is_available():
