@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
@@ -134,6 +135,12 @@ class RecordedData(LightningDataModule):
             num_ranks=trainer.world_size,
         )
         return self._loader(dataset, is_validation=True)
+
+    def transfer_batch_to_device(
+        self, batch: Batch, device: torch.device, dataloader_idx: int
+    ) -> Batch:
+        """Copies out of page-locked memory, queued behind the step before: this process goes on."""
+        return batch.to(device, non_blocking=device.type == "cuda")
 
     def _loader(
         self, dataset: Any, *, sampler: Any = None, is_validation: bool = False

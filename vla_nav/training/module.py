@@ -95,12 +95,6 @@ class TrainingModule(LightningModule):
                     f"{self.trainer.world_size} on {self.device.type}: switch it off"
                 )
 
-    def transfer_batch_to_device(
-        self, batch: Batch, device: torch.device, dataloader_idx: int
-    ) -> Batch:
-        """Copies out of page-locked memory, queued behind the step before: this process goes on."""
-        return batch.to(device, non_blocking=device.type == "cuda")
-
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One optimiser step over all packs of the batch."""
         assert batch.step == self.global_step, (batch.step, self.global_step)
