@@ -66,7 +66,7 @@ class MemorySampler:
 
     def __call__(self, mark: Mark) -> None:
         """Count gradients and gateways now."""
-        gradients = sum(p.grad.nbytes for p in self._parameters if _is_dense(p.grad))
+        gradients = sum(_dense_bytes(p.grad) for p in self._parameters)
         made = Sample(time.time_ns(), mark.label, gradients, self._gateway_bytes())
         self.samples.append(made)
 
@@ -154,5 +154,5 @@ def memory_report(
     return report
 
 
-def _is_dense(gradient: torch.Tensor | None) -> bool:
-    return gradient is not None and not gradient.is_sparse
+def _dense_bytes(gradient: torch.Tensor | None) -> int:
+    return 0 if gradient is None or gradient.is_sparse else gradient.nbytes

@@ -66,12 +66,14 @@ class StepTrace:
     def longest(self, count: int) -> list[tuple[str, float]]:
         """The device's kernels (on a CPU: operators, without those that they call) that take the
         longest, and their ms."""
+        is_nested = self._device.type != "cuda"
         events = [
             Called(event.name(), event.start_thread_id(), event.start_ns(), event.end_ns())
             for event in self._events()
-            if event.name() not in (_MEMORY, _CLOCK) and not event.is_async()
+            if event.name() not in (_MEMORY, _CLOCK)
+            and not event.is_user_annotation()
+            and not (is_nested and event.is_async())
         ]
-        is_nested = self._device.type != "cuda"
         times = own_ns(events) if is_nested else Counter[str]()
         for event in () if is_nested else events:
             times[event.name] += event.stop_ns - event.start_ns
@@ -81,6 +83,7 @@ class StepTrace:
         """Those of the device."""
         results = self._profile.profiler
         assert results is not None
+        assert results.kineto_results is not None
         kind = f".{self._device.type.upper()}"
         events = results.kineto_results.events()
         return [event for event in events if str(event.device_type()).endswith(kind)]
