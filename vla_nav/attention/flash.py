@@ -37,13 +37,10 @@ _DTYPES = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, eq=False)
 class Direction:
-    """Lists of one pass: counts (1, 1, J) and indices (1, 1, J, width) int32 of partial and of full
-    blocks; the blocks of a tile together, (J,) int64, stay on the host."""
+    """lists of one pass: counts (1, 1, J) and indices (1, 1, J, width) int32 of partial, then of
+    full blocks. work: blocks of a tile, (J,) int64, on the host."""
 
-    partial_counts: torch.Tensor
-    partial: torch.Tensor
-    full_counts: torch.Tensor
-    full: torch.Tensor
+    lists: tuple[torch.Tensor, ...]
     work: IntArray
 
     @staticmethod
@@ -53,28 +50,23 @@ class Direction:
         for rows in (partial, full):
             counts, indices = padded_rows(rows, max(1, longest_row(rows)))
             tensors += [torch.from_numpy(x)[None, None] for x in (counts, indices)]
-        return Direction(*tensors, np.diff(partial.offsets) + np.diff(full.offsets))
-
-    @property
-    def lists(self) -> tuple[torch.Tensor, ...]:
-        """The four tensors."""
-        return self.partial_counts, self.partial, self.full_counts, self.full
+        return Direction(tuple(tensors), np.diff(partial.offsets) + np.diff(full.offsets))
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Direction:
         """`function` of every tensor."""
-        return Direction(*map(function, self.lists), self.work)
+        return Direction(tuple(map(function, self.lists)), self.work)
 
     def halved_rows(self) -> Direction:
         """The same where every row is two of half the size: both hold what the one held."""
         return Direction(
-            *(x.repeat_interleave(2, dim=2) for x in self.lists), np.repeat(self.work, 2)
+            tuple(x.repeat_interleave(2, dim=2) for x in self.lists), np.repeat(self.work, 2)
         )
 
     def halved_indices(self) -> Direction:
         """The same where every block in a list is two of half the size."""
-        counts = (2 * self.partial_counts, 2 * self.full_counts)
-        indices = (_halves(self.partial), _halves(self.full))
-        return Direction(counts[0], indices[0], counts[1], indices[1], 2 * self.work)
+        partial_counts, partial, full_counts, full = self.lists
+        lists = (2 * partial_counts, _halves(partial), 2 * full_counts, _halves(full))
+        return Direction(lists, 2 * self.work)
 
 
 class Tables(NamedTuple):
@@ -182,11 +174,10 @@ def attend(
     q, k, v = filled_up(q, k, v, plan.num_prefix)
     tables = plan.tables(heads, kv_heads, q.shape[-1])
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if len(q) == 1:
-        out = _forward(q, k, v, *tables, scale)[0]
-    else:
-        each = (x.split(1) for x in (q, k, v))
-        out = torch.cat([_forward(*one, *tables, scale)[0] for one in zip(*each, strict=True)])
+    outs: list[torch.Tensor] = [
+        _forward(q[i : i + 1], k[i : i + 1], v[i : i + 1], *tables, scale)[0] for i in range(len(q))
+    ]
+    out = outs[0] if len(outs) == 1 else torch.cat(outs)
     return out[:, : plan.num_tokens]
 
 
@@ -202,18 +193,33 @@ def varlen(
     _require(q)
     from flash_attn.cute.interface import flash_attn_varlen_func
 
-    found = flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q=cu_lengths,
-        cu_seqlens_k=cu_lengths,
-        max_seqlen_q=max_length,
-        max_seqlen_k=max_length,
-        softmax_scale=scale,
-        causal=True,
+    return _first(
+        flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            cu_seqlens_q=cu_lengths,
+            cu_seqlens_k=cu_lengths,
+            max_seqlen_q=max_length,
+            max_seqlen_k=max_length,
+            softmax_scale=scale,
+            causal=True,
+        )
     )
-    return found[0] if isinstance(found, tuple) else found
+
+
+def batched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """`causal.causal_batched` through the package's own function."""
+    _require(q)
+    from flash_attn.cute.interface import flash_attn_func
+
+    return _first(flash_attn_func(q, k, v, causal=True))
+
+
+def _first(found: Any) -> torch.Tensor:
+    """The output, alone or before other results."""
+    out: torch.Tensor = found[0] if isinstance(found, tuple) else found
+    return out
 
 
 def _require(q: torch.Tensor) -> None:

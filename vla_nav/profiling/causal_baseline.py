@@ -12,23 +12,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from vla_nav.attention.causal import causal_varlen
-
-
-def causal_batched(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q (S, n, H, D), k and v (S, n, Hkv, D) -> (S, n, H, D); FlashAttention 4 on a GPU, torch's
-    own on a CPU."""
-    if q.device.type == "cuda":
-        from flash_attn.cute.interface import flash_attn_func
-
-        found = flash_attn_func(q, k, v, causal=True)
-        return found[0] if isinstance(found, tuple) else found
-    heads = (x.transpose(1, 2) for x in (q, k, v))
-    is_grouped = q.shape[2] != k.shape[2]
-    out = scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=is_grouped)
-    return out.transpose(1, 2)
+from vla_nav.attention.causal import causal_batched, causal_varlen
 
 
 def causal_kernels(

@@ -128,15 +128,19 @@ def backward(
           config.AtomLayoutMdQ, config.dQ_swapAB)  # fmt: skip
     if is_grouped and num_slots:
         layout = (config.n_block_size, threads, config.AtomLayoutNdKV, config.dKV_swapAB)
-        for sums, output, factor in ((wide.dk, dk, scale), (wide.dv, dv, 1.0)):
+        for accumulator, output, factor in ((wide.dk, dk, scale), (wide.dv, dv, 1.0)):
+            assert accumulator is not None
             slots = output[:, : num_slots * config.n_block_size]
             if isinstance(split, int):
-                _cast(sums, slots, factor, *layout)
+                _cast(accumulator, slots, factor, *layout)
             else:
                 slots = torch.empty_like(slots)
-                _cast(sums, slots, factor, *layout)
-                by_tile = output.unflatten(1, (-1, config.n_block_size))
-                by_tile.index_copy_(1, split, slots.unflatten(1, (num_slots, -1)))
+                _cast(accumulator, slots, factor, *layout)
+                by_tile, found = (  # four values at a time: the copy's kernel goes by elements
+                    x.view(torch.int64).unflatten(1, (-1, config.n_block_size))
+                    for x in (output, slots)
+                )
+                by_tile.index_copy_(1, split, found)
     return dq, dk, dv
 
 

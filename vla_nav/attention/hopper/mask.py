@@ -44,12 +44,12 @@ class TreeMask:
     window_size_left: Optional[Int32] = None  # noqa: UP045 - read by the compiler
     window_size_right: Optional[Int32] = None  # noqa: UP045
     qhead_per_kvhead_packgqa: cutlass.Constexpr[int] = 1
-    swap_AB: cutlass.Constexpr[bool] = False  # noqa: N815 - the kernels' keyword
+    swap_AB: cutlass.Constexpr[bool] = False
 
     @cute.jit
     def apply_mask(
         self,
-        acc_S: cute.Tensor,  # noqa: N803 - the kernels' keyword
+        acc_S: cute.Tensor,
         batch_idx: Int32,
         head_idx: Int32,
         m_block: Int32,
