@@ -63,9 +63,9 @@ def test_lengths_layouts_forests_and_gateways():
     packs = {f"chain {n}": pack([chain(n)]) for n in (1, 63, 128, 129, 1000)}
     packs |= {f"random {n}": padded_to(n, seed=n) for n in (97, 700, 3000)}
     packs |= {f"{h} {a}": pack([caterpillar(30, h, a)] * 2) for h, a in LAYOUTS}
-    packs |= {f"behind {n}": random_partition(n, seed=n) for n in (1, 100, 128, 3000)}
-    tree = caterpillar(40, "full", "hidden")
-    packs["leaves alone"] = cut(pack([tree]), trunk_length(tree))
+    packs |= {f"behind {n}": random_partition(700, n, seed=n) for n in (1, 100, 128, 3000)}
+    whole = pack([caterpillar(40, "full", "hidden")])
+    packs["leaves alone"] = cut(whole, trunk_length(whole))
     assert_all_equal_the_reference(packs, BF16, 16, 8, 128)
 
 

@@ -49,7 +49,8 @@ def alternate(
     calls: int = 1,
 ) -> list[float]:
     """Median ms of one call of each piece of work, timed in turn so that a clock that drifts falls
-    on all of them. Samples are means of `calls` calls, as in `measure`."""
+    on all of them. Samples are means of `calls` calls, as in `measure`; on CUDA a call ahead keeps
+    the device busy while the host queues the timed ones, so what is timed is the device's work."""
     is_cuda = torch.device(device).type == "cuda"
     for work in works:
         for _ in range(warmups):
@@ -59,6 +60,8 @@ def alternate(
     times: list[list[float]] = [[] for _ in works]
     for _ in range(repeats):
         for work, found in zip(works, times, strict=True):
+            if is_cuda:
+                work()
             found.append(_timed(work, is_cuda=is_cuda, calls=calls))
     return [statistics.median(found) for found in times]
 
