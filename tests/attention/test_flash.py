@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.attention.packs import random_pack
 from vla_nav.attention import backend, dense_mask, flash
-from vla_nav.attention.hopper.tables import SIGN, backward_items, forward_items
+from vla_nav.attention.hopper.tables import SIGN, backward_items, forward_items, packed_rows
 from vla_nav.attention.parity import parity_packs
 from vla_nav.attention.whole_blocks import whole_blocks
 from vla_nav.errors import UserError
@@ -64,11 +64,12 @@ def test_spans_say_what_the_mask_says(name):
 def test_lists_hold_every_live_block_and_call_full_what_is(name, is_wide):
     plan = flash.plan(packs()[name])
     seen = visible(plan)
-    forward, backward = plan.forward, plan.backward
-    keys = 128
+    forward, whole, backward, keys = plan.forward, plan._whole_rows(), plan.backward, 128
     if is_wide:
-        forward, backward, keys = forward.halved_indices(), backward.halved_rows(), 64
-    for direction, rows, is_transposed in ((forward, 128, False), (backward, 64, True)):
+        forward, whole = forward.halved_indices(), whole.halved_indices()
+        backward, keys = backward.divided_rows(2), 64
+    sides = [(forward, 64, False), (whole, 128, False), (backward, 64, True)]
+    for direction, rows, is_transposed in [*sides, (forward.divided_rows(4), 16, False)]:
         blocks = seen.reshape(seen.shape[0] // rows, rows, seen.shape[1] // keys, keys)
         live, full = blocks.any(axis=(1, 3)), blocks.all(axis=(1, 3))
         if is_transposed:
@@ -78,9 +79,31 @@ def test_lists_hold_every_live_block_and_call_full_what_is(name, is_wide):
         assert not (live & ~(listed_partial | listed_full)).any()
         assert not (listed_full & ~full).any()
         assert np.array_equal(direction.work, (listed_partial | listed_full).sum(axis=1))
-        if not is_wide:  # as tight as blocks allow
+        if not is_wide and rows >= 64:  # as tight as blocks allow
             assert np.array_equal(live, listed_partial | listed_full)
             assert np.array_equal(full, listed_full)
+
+
+@pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (4, 2), (8, 2), (14, 2), (64, 1)])
+@pytest.mark.parametrize("is_wide", [False, True])
+@pytest.mark.parametrize("name", list(packs()))
+def test_bits_say_what_the_mask_says(name, is_wide, heads, key_heads):
+    plan = flash.plan(packs()[name])
+    seen = visible(plan)
+    bits, partial_counts, partial, *_, entries = plan.tables(
+        heads, key_heads, 256 if is_wide else 128
+    ).tensors[:7]
+    rows, keys = packed_rows(heads // key_heads), 64 if is_wide else 128
+    blocks = seen.reshape(seen.shape[0] // rows, rows, seen.shape[1] // keys, keys)
+    group = 128 // rows
+    for tile, count in enumerate(partial_counts[0, 0].tolist()):
+        for i, block in enumerate(partial[0, 0, tile, :count].tolist()):
+            words = bits[entries[tile] + i].numpy().astype(np.uint32)  # (128, 4)
+            for lane in range(4):
+                column = np.array([8 * (b // 2) + b % 2 + 2 * lane for b in range(keys // 4)])
+                shown = (words[:, lane, None] >> np.arange(keys // 4, dtype=np.uint32)) & 1
+                expected = np.repeat(blocks[tile, :, block][:, column], group, axis=0)
+                assert np.array_equal(shown.astype(bool), expected)
 
 
 @settings(max_examples=60, deadline=None)
@@ -107,7 +130,7 @@ def test_every_tile_of_every_head_is_computed_once(work, key_heads, group, proce
     assert np.array_equal(used, np.arange(len(used)))
     if group == 1:
         assert len(used) == len(work)
-    # The work of a program never rises by more than a group's spread: the longest are first.
+    # The longest programs come first.
     length = [work[tile] * (group if slots[tile] < 0 else 1) for _, tile in split(items)]
     assert length[0] == max(length)
 

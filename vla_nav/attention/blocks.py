@@ -78,8 +78,8 @@ def block_lists(
         block_size,
         num_queries,
         len(end) // block_size,
-        kv_partial=_transpose(q_partial, num_queries),
-        kv_full=_transpose(q_full, num_queries),
+        kv_partial=transposed(q_partial, num_queries),
+        kv_full=transposed(q_full, num_queries),
         q_partial=q_partial,
         q_full=q_full,
     )
@@ -137,15 +137,7 @@ def longest_row(rows: Rows) -> int:
     return int(np.diff(rows.offsets).max())
 
 
-def _ranges(start: IntArray, stop: IntArray) -> Rows:
-    """Row i holds start[i] .. stop[i] - 1."""
-    lengths = stop - start
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    indices = np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], lengths)
-    return Rows(offsets, indices.astype(np.int32))
-
-
-def _transpose(rows: Rows, num_indices: int) -> Rows:
+def transposed(rows: Rows, num_indices: int) -> Rows:
     """The same entries with row and index exchanged; indices stay ascending (stable sort)."""
     lengths = np.diff(rows.offsets)
     row = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
@@ -154,3 +146,20 @@ def _transpose(rows: Rows, num_indices: int) -> Rows:
     )
     counts = np.bincount(rows.indices, minlength=num_indices)
     return Rows(np.concatenate([[0], np.cumsum(counts)]), row[order])
+
+
+def repeated(rows: Rows, times: int) -> Rows:
+    """Every row `times` behind one another."""
+    lengths = np.repeat(np.diff(rows.offsets), times)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    starts = np.repeat(rows.offsets[:-1], times)
+    places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+    return Rows(offsets, rows.indices[places])
+
+
+def _ranges(start: IntArray, stop: IntArray) -> Rows:
+    """Row i holds start[i] .. stop[i] - 1."""
+    lengths = stop - start
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    indices = np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], lengths)
+    return Rows(offsets, indices.astype(np.int32))

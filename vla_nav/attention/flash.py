@@ -1,7 +1,7 @@
 """Attention over a pack through FlashAttention 4: the fast path on Hopper GPUs.
 
-    loader worker   plan(packed)            spans, block lists in both directions, order of tiles
-    device          plan.to("cuda")         the same tensors, used by every layer
+    loader worker   plan(packed)            spans, block lists in both directions
+    device          plan.to("cuda")         for a head shape, once: order of tiles, bits of masks
     every layer     attend(q, k, v, plan)   two custom operators, opaque to torch.compile
 
 The kernels are the package's own (extra `hopper`, pinned), with the tree mask and the order of
@@ -22,8 +22,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from vla_nav.attention.blocks import Rows, block_lists, longest_row, padded_rows, query_lists
-from vla_nav.attention.hopper.tables import MAX_TILES, backward_items, forward_items, spans
+from vla_nav.attention.blocks import (
+    Rows,
+    block_lists,
+    longest_row,
+    padded_rows,
+    query_lists,
+    repeated,
+    transposed,
+)
+from vla_nav.attention.hopper.bits import fragment_bits
+from vla_nav.attention.hopper.tables import (
+    MAX_TILES,
+    backward_items,
+    forward_items,
+    packed_rows,
+    spans,
+)
 from vla_nav.attention.types import Backend, check_shapes
 from vla_nav.attention.whole_blocks import BLOCK_SIZE, filled_up, joint_ends, whole_blocks
 from vla_nav.errors import UserError
@@ -38,10 +53,11 @@ _DTYPES = (torch.bfloat16, torch.float16)
 @dataclass(frozen=True, eq=False)
 class Direction:
     """lists of one pass: counts (1, 1, J) and indices (1, 1, J, width) int32 of partial, then of
-    full blocks. work: blocks of a tile, (J,) int64, on the host."""
+    full blocks. On the host: work, blocks of a tile (J,) int64, and the partial rows once more."""
 
     lists: tuple[torch.Tensor, ...]
     work: IntArray
+    partial: Rows
 
     @staticmethod
     def of(partial: Rows, full: Rows) -> Direction:
@@ -50,28 +66,31 @@ class Direction:
         for rows in (partial, full):
             counts, indices = padded_rows(rows, max(1, longest_row(rows)))
             tensors += [torch.from_numpy(x)[None, None] for x in (counts, indices)]
-        return Direction(tuple(tensors), np.diff(partial.offsets) + np.diff(full.offsets))
+        return Direction(tuple(tensors), np.diff(partial.offsets) + np.diff(full.offsets), partial)
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Direction:
         """`function` of every tensor."""
-        return Direction(tuple(map(function, self.lists)), self.work)
+        return Direction(tuple(map(function, self.lists)), self.work, self.partial)
 
-    def halved_rows(self) -> Direction:
-        """The same where every row is two of half the size: both hold what the one held."""
-        return Direction(
-            tuple(x.repeat_interleave(2, dim=2) for x in self.lists), np.repeat(self.work, 2)
-        )
+    def divided_rows(self, parts: int) -> Direction:
+        """The same where every row is `parts` smaller ones: each holds what the one held."""
+        if parts == 1:
+            return self
+        lists = (x.repeat_interleave(parts, dim=2) for x in self.lists)
+        return Direction(tuple(lists), np.repeat(self.work, parts), repeated(self.partial, parts))
 
     def halved_indices(self) -> Direction:
         """The same where every block in a list is two of half the size."""
         partial_counts, partial, full_counts, full = self.lists
         lists = (2 * partial_counts, _halves(partial), 2 * full_counts, _halves(full))
-        return Direction(lists, 2 * self.work)
+        indices = (2 * self.partial.indices[:, None] + np.arange(2, dtype=np.int32)).ravel()
+        return Direction(lists, 2 * self.work, Rows(2 * self.partial.offsets, indices))
 
 
 class Tables(NamedTuple):
-    """What the kernels read of a plan: spans, then lists and items of the forward and of the
-    backward pass, then slots. split: the tiles that have one, where they are not the first."""
+    """What the kernels read of a plan: bits, lists, items and first entries of the forward pass,
+    then spans, lists, items and slots of the backward one. split: the tiles that have a slot, where
+    they are not the first."""
 
     tensors: list[torch.Tensor]
     num_slots: int
@@ -80,14 +99,16 @@ class Tables(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FlashPlan:
-    """Q, P, the spans of all keys (K,) int32 and the lists of both passes. What a head shape needs
-    of them is derived once and kept."""
+    """Q, P, the spans of all keys (K,) int32, the lists of both passes with query blocks of 64
+    tokens, and the joint subtree ends (K,) on the host. What a head shape needs of them is derived
+    once and kept."""
 
     num_tokens: int
     num_prefix: int
     span: torch.Tensor
     forward: Direction
     backward: Direction
+    end: Int32Array
     _derived: dict[Any, Tables] = field(default_factory=dict, repr=False)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> FlashPlan:
@@ -106,28 +127,52 @@ class FlashPlan:
         return self._derived[key]
 
     def _tables(self, num_heads: int, num_kv_heads: int, is_wide: bool) -> Tables:
-        forward, backward = self.forward, self.backward
+        device, group = self.span.device, num_heads // num_kv_heads
+        num_rows, key_block = packed_rows(group), BLOCK_SIZE
+        if num_rows <= _QUERY_BLOCK:
+            forward = self.forward.divided_rows(_QUERY_BLOCK // num_rows)
+        else:
+            forward = self._whole_rows()
+        backward = self.backward
         if is_wide:
-            forward, backward = forward.halved_indices(), backward.halved_rows()
-        device = self.span.device
+            forward, backward = forward.halved_indices(), backward.divided_rows(2)
+            key_block = _SMALL_KEY_BLOCK
+        first_row = len(self.end) - whole_blocks(self.num_tokens)
+        counts = np.diff(forward.partial.offsets)
+        tiles = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        bits = fragment_bits(
+            _on(device, tiles + np.int32(first_row // num_rows)),
+            _on(device, forward.partial.indices),
+            self.span,
+            num_rows=num_rows,
+            key_block=key_block,
+        )
         processors = (
             torch.cuda.get_device_properties(device).multi_processor_count
             if device.type == "cuda"
             else 1
         )
-        items, slots = backward_items(
-            backward.work, num_heads, num_heads // num_kv_heads, processors
-        )
+        items, slots = backward_items(backward.work, num_heads, group, processors)
         split = np.flatnonzero(slots >= 0)
-        every = [
+        tensors = [
+            bits,
             *(x.expand(1, num_heads, *x.shape[2:]) for x in forward.lists),
-            _on(device, forward_items(forward.work, num_heads)),
+            _on(device, forward_items(forward.work, num_heads * num_rows // BLOCK_SIZE)),
+            _on(device, forward.partial.offsets[:-1].astype(np.int32)),
+            self.span,
             *(x.expand(1, num_heads, *x.shape[2:]) for x in backward.lists),
             _on(device, items),
             _on(device, slots),
         ]
         is_first = len(split) == 0 or split[-1] == len(split) - 1
-        return Tables([self.span, *every], len(split), None if is_first else _on(device, split))
+        return Tables(tensors, len(split), None if is_first else _on(device, split))
+
+    def _whole_rows(self) -> Direction:
+        """Forward lists with query blocks of 128 tokens, for heads that share no keys."""
+        first_row = len(self.end) - whole_blocks(self.num_tokens)
+        lists = block_lists(self.end, num_prefix=first_row, block_size=BLOCK_SIZE)
+        device = self.span.device
+        return Direction.of(lists.kv_partial, lists.kv_full).map(lambda x: x.to(device))
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> FlashPlan:
         return FlashPlan(
@@ -136,6 +181,7 @@ class FlashPlan:
             function(self.span),
             self.forward.map(function),
             self.backward.map(function),
+            self.end,
         )
 
 
@@ -147,16 +193,15 @@ def plan(packed: PackedTree) -> FlashPlan:
             f"attention=flash takes up to {MAX_TILES * _SMALL_KEY_BLOCK:,} keys at once, got "
             f"{len(end):,}; set training.partition.tokens"
         )
-    lists = block_lists(end, num_prefix=first_row, block_size=BLOCK_SIZE)
-    q_partial, q_full = query_lists(
-        end, num_prefix=first_row, block_size=BLOCK_SIZE, query_block=_QUERY_BLOCK
-    )
+    by_key = query_lists(end, num_prefix=first_row, block_size=BLOCK_SIZE, query_block=_QUERY_BLOCK)
+    num_rows = (len(end) - first_row) // _QUERY_BLOCK
     return FlashPlan(
         len(packed.subtree_end),
         len(packed.prefix_end),
         torch.from_numpy(spans(end)),
-        Direction.of(lists.kv_partial, lists.kv_full),
-        Direction.of(q_partial, q_full),
+        Direction.of(*(transposed(rows, num_rows) for rows in by_key)),
+        Direction.of(*by_key),
+        end,
     )
 
 
@@ -260,7 +305,7 @@ def _forward(
     """out (1, Q, H, D) and lse (1, H, Q); the rest as in `Tables`."""
     from vla_nav.attention.hopper import kernels
 
-    return kernels.forward(q, k, v, tables[0], kernels.Lists(*tables[1:6]), scale)
+    return kernels.forward(q, k, v, tables[0], kernels.Lists(*tables[1:7]), scale)
 
 
 @_forward.register_fake
@@ -293,9 +338,9 @@ def _backward(
     """dq, dk and dv."""
     from vla_nav.attention.hopper import kernels
 
-    lists = kernels.Lists(*tables[6:12])
+    lists = kernels.Lists(*tables[8:])
     slots = num_slots if split is None else split
-    return kernels.backward(q, k, v, out, lse, dout, tables[0], lists, slots, scale)
+    return kernels.backward(q, k, v, out, lse, dout, tables[7], lists, slots, scale)
 
 
 @_backward.register_fake

@@ -6,9 +6,9 @@
                heads; then one cast each
 
 The package's classes are built here and not through its `flash_attn_func`, because some of their
-parts are ours: the mask (`mask.py`), the order of tiles (`scheduler.py`) and the loops of the
-backward pass (`backward.py`). They are put in by name while a kernel is compiled; the package is
-pinned, and `parity.py` holds every head shape to the reference before a run.
+parts are ours: the masks (`mask.py`, `bits.py`), the order of tiles (`scheduler.py`) and the loops
+over blocks (`forward.py`, `backward.py`). They are put in by name while a kernel is compiled; the
+package is pinned, and `parity.py` holds every head shape to the reference before a run.
 
 Axis legend: B batch (1), Q own tokens, K joint keys, H query heads, Hkv key heads, D head dim;
 Jq blocks of queries, Jk of keys.
@@ -17,20 +17,24 @@ Jq blocks of queries, Jk of keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from cutlass import BFloat16, Float16, cute
-from flash_attn.cute import flash_bwd_sm90, flash_fwd_sm90, interface
+from flash_attn.cute import block_sparse_utils, flash_bwd_sm90, flash_fwd_sm90, interface
 from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch, to_cute_block_sparse_tensors
 from flash_attn.cute.cute_dsl_utils import to_cute_aux_tensor, to_cute_tensor
 from flash_attn.cute.utils import AuxData
 
-from vla_nav.attention.hopper.backward import TreeBackward, consume
+from vla_nav.attention.hopper.backward import TreeBackward
+from vla_nav.attention.hopper.backward import consume as backward_loop
+from vla_nav.attention.hopper.forward import BitMask, list_row
+from vla_nav.attention.hopper.forward import consume as forward_loop
 from vla_nav.attention.hopper.mask import TreeMask
 from vla_nav.attention.hopper.scheduler import OrderedScheduler
+from vla_nav.attention.hopper.tables import packed_rows
 
 _DTYPES = {torch.bfloat16: BFloat16, torch.float16: Float16}
 _ARCH = 90
@@ -38,14 +42,15 @@ _ARCH = 90
 
 class Lists(NamedTuple):
     """Partial and full blocks of every row, and the order of tiles: counts (1, H, J) and indices
-    (1, H, J, width) int32; items int32, slots (J,) int32 (backward; `tables.py`)."""
+    (1, H, J, width) int32; items int32 (`tables.py`). slots (J,) int32: of the backward pass'
+    accumulators, or the first entry of a forward tile's partial blocks (`bits.py`)."""
 
     partial_counts: torch.Tensor
     partial: torch.Tensor
     full_counts: torch.Tensor
     full: torch.Tensor
     items: torch.Tensor
-    slots: torch.Tensor | None = None
+    slots: torch.Tensor
 
     @property
     def sparse(self) -> BlockSparseTensorsTorch:
@@ -74,19 +79,19 @@ def forward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    span: torch.Tensor,
+    bits: torch.Tensor,
     lists: Lists,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q (B, Q, H, D), k and v (B, K, Hkv, D), bfloat16 or float16 -> out (B, Q, H, D) and the
-    softmax's lse (B, H, Q) float32. Q and K are whole blocks; span (K,) int32."""
+    softmax's lse (B, H, Q) float32. Q and K are whole blocks; bits (E, 128, 4) int32."""
     batch, length, heads, _ = q.shape
     out = torch.empty_like(q)
     lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
-    kernel = _forward_kernel(*_key(q, k), lambda: (q, k, v, out, lse, span, lists))
+    kernel = _forward_kernel(*_key(q, k), lambda: (q, k, v, out, lse, bits, lists))
     if not interface.is_fake_mode():
         kernel(
-            q, k, v, out, lse, scale, *(None,) * 8, lists.arguments, AuxData((span,), None),
+            q, k, v, out, lse, scale, *(None,) * 8, lists.arguments, AuxData((bits,), None),
             lists.items, None,
         )  # fmt: skip
     return out, lse
@@ -212,19 +217,23 @@ def _forward_kernel(
 ) -> Any:
     key = ("forward", dtype, dim, group, one_row, one_key)
     if key not in _compiled:
-        q, k, v, out, lse, span, lists = examples()
+        q, k, v, out, lse, bits, lists = examples()
         rows, keys = tiles(dim).forward
         kernel = flash_fwd_sm90.FlashAttentionForwardSm90(
             _DTYPES[dtype], dim, dim, group,
             tile_m=rows, tile_n=keys, num_stages=2, num_threads=384,
-            pack_gqa=False, intra_wg_overlap=True, mma_pv_is_rs=True,
+            pack_gqa=packed_rows(group) < rows, intra_wg_overlap=True, mma_pv_is_rs=True,
             mask_mod=is_partial, has_aux_tensors=True,
         )  # fmt: skip
-        with _our_parts(flash_fwd_sm90):
+        parts = {"AttentionMask": BitMask, "consume_block_sparse_loads": forward_loop}
+        with (
+            _our_parts(flash_fwd_sm90, **parts),
+            _replaced(block_sparse_utils, sparse_tensor_m_block=list_row),
+        ):
             _compiled[key] = cute.compile(
                 kernel, *map(to_cute_tensor, (q, k, v, out)), to_cute_tensor(lse, assumed_align=4),
                 1.0, *(None,) * 8, to_cute_block_sparse_tensors(lists.sparse),
-                AuxData([to_cute_aux_tensor(span)], None),
+                AuxData([to_cute_tensor(bits)], None),
                 to_cute_tensor(lists.items, assumed_align=4), None, _stream(),
                 options="--enable-tvm-ffi",
             )  # fmt: skip
@@ -254,10 +263,10 @@ def _backward_kernel(
             mask_mod=is_partial, has_aux_tensors=True, dQ_single_wg=config.dQ_single_wg,
         )  # fmt: skip
         sums, aux = (dk, dv), [to_cute_aux_tensor(span)]
-        parts = {}
+        parts: dict[str, Any] = {"AttentionMask": TreeMask}
         if group > 1:
             sums, aux = (wide.dk, wide.dv), [*aux, to_cute_tensor(dk), to_cute_tensor(dv)]
-            parts = {"consume_block_sparse_mma_bwd_sm90": partial(consume, group=group)}
+            parts["consume_block_sparse_mma_bwd_sm90"] = partial(backward_loop, group=group)
         with _our_parts(flash_bwd_sm90, **parts):
             _compiled[key] = cute.compile(
                 kernel, *map(to_cute_tensor, (q, k, v, dout, wide.lse_log2, wide.row_sum, wide.dq)),
@@ -272,8 +281,8 @@ def _backward_kernel(
 
 def is_partial(*_: Any) -> Any:
     """Stands for the mask in the package's `mask_mod`: where it is given, a block is partial and
-    `TreeMask` evaluates it. Never called."""
-    raise AssertionError("TreeMask is not in place")
+    our mask evaluates it. Never called."""
+    raise AssertionError("the package's own mask is in place")
 
 
 @cache
@@ -285,13 +294,17 @@ def _backward_config(dim: int) -> interface.BwdConfig:
     return config
 
 
+def _our_parts(module: Any, **parts: Any) -> AbstractContextManager[None]:
+    """The order of tiles, and `parts`."""
+    return _replaced(module, SingleTileScheduler=OrderedScheduler, **parts)
+
+
 @contextmanager
-def _our_parts(module: Any, **parts: Any) -> Iterator[None]:
-    """The mask, the order of tiles and `parts` under the names by which `module` finds its own."""
-    names = {"AttentionMask": TreeMask, "SingleTileScheduler": OrderedScheduler, **parts}
-    theirs = {name: getattr(module, name) for name in names}
+def _replaced(module: Any, **parts: Any) -> Iterator[None]:
+    """`parts` under the names by which `module` finds its own."""
+    theirs = {name: getattr(module, name) for name in parts}
     try:
-        for name, part in names.items():
+        for name, part in parts.items():
             setattr(module, name, part)
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The tree mask inside FlashAttention 4's Hopper kernels: one comparison per score.
+"""The tree mask inside FlashAttention 4's backward kernel: one comparison per score.
 
 With q and k in joint indices (`mask.py`), and span[k] = subtree_end[k] - k:
 

@@ -33,13 +33,20 @@ _SHARES = (0.4, 0.7, 0.9)  # of the work, where a group ends: 3 % from the best 
 _MERGED_SHARE = 1 / 8  # of a processor's work: the longest merged tile
 
 
+def packed_rows(group: int) -> int:
+    """Tokens of a forward tile of 128 rows: the query heads of a key head share its keys, where
+    their number divides it."""
+    return 128 // group if 128 % group == 0 and group <= 64 else 128
+
+
 def spans(end: Int32Array) -> Int32Array:
     """(K,) of joint subtree ends (K,); a key that nobody sees has end 0."""
     return np.maximum(end - np.arange(len(end), dtype=np.int32), 0) ^ np.int32(SIGN)
 
 
 def forward_items(work: IntArray, num_heads: int) -> Int32Array:
-    """(J H,) head << 16 | tile in order, from the work (J,) of a tile."""
+    """(J H,) head << 16 | tile in order, from the work (J,) of a tile; heads as the kernel counts
+    them, key heads where a tile holds all their query heads."""
     return _items(work, np.ones(len(work), dtype=bool), num_heads, group=1)
 
 
@@ -64,6 +71,7 @@ def _items(
     parts = []
     for tiles in np.split(order, np.minimum(ends, len(order))):
         split, merged = tiles[is_split[tiles]], tiles[~is_split[tiles]]
-        of_key_head = [split | head << 16 for head in range(group)]
-        parts.append((first_heads + np.concatenate([*of_key_head, merged])).ravel())
+        of_key_head = np.concatenate([*(split | head << 16 for head in range(group)), merged])
+        falling = np.argsort(-length[of_key_head & 0xFFFF], kind="stable")
+        parts.append((first_heads + of_key_head[falling]).ravel())
     return np.concatenate(parts).astype(np.int32)
