@@ -20,8 +20,6 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from vla_nav.actions.types import Stop
-from vla_nav.attention.parity import require_parity
-from vla_nav.attention.registry import backend
 from vla_nav.files import write_json
 from vla_nav.models.assembly import assemble
 from vla_nav.models.vla import VLA
@@ -38,7 +36,7 @@ from vla_nav.training.batch import Batch
 from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.dataset import StepDataset
 from vla_nav.training.ema import WeightAverage
-from vla_nav.training.fit import Recipe, _quiet
+from vla_nav.training.fit import Recipe, product_dtype, quiet, require_attention
 from vla_nav.training.module import TrainingModule
 from vla_nav.training.recorded_split import open_recorded
 from vla_nav.training.schedule import Budget, Progress
@@ -46,8 +44,6 @@ from vla_nav.training.settings import TrainingSettings
 from vla_nav.training.shapes import encoder_flops, flop_model
 from vla_nav.tree import PrefixTree
 from vla_nav.vision.encoder import TimmEncoder
-
-_DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
 
 
 class ProfiledData(RecordedData):
@@ -92,8 +88,8 @@ def profile(
     folder = Path(output_dir)
     parts = _make(recipe, settings.num_steps, folder, make_trainer, callbacks)
     trainer, training = parts.trainer, parts.training
-    device, dtype = trainer.strategy.root_device, _dtype(trainer)
-    _require_attention(recipe.attention, parts.model, device, dtype)
+    device, dtype = trainer.strategy.root_device, product_dtype(trainer)
+    require_attention(recipe.attention, parts.model, device, dtype)
     rates = measure_rates(device, dtype, num_parallel=training.parallel_packs)
     recorder = Recorder(device)
     traces: list[StepTrace] = []
@@ -110,7 +106,6 @@ def profile(
         steps = StepObserver(
             settings,
             recorder,
-            is_partitioned=training.partition.tokens is not None,
             num_ranks=trainer.world_size,
             on_trace=begin_trace,
             progress=progress if trainer.is_global_zero else None,
@@ -160,7 +155,7 @@ def _make(
     callbacks: Sequence[Callback],
 ) -> _Parts:
     """Everything as for training, for `num_steps` steps that leave nothing behind."""
-    _quiet()
+    quiet()
     if recipe.num_threads is not None:
         torch.set_num_threads(recipe.num_threads)
     torch.manual_seed(recipe.seed)
@@ -233,20 +228,8 @@ def _counted(parts: _Parts, steps: StepObserver, rates: Rates) -> list[Timed]:
     return timed
 
 
-def _dtype(trainer: Trainer) -> torch.dtype:
-    """Of the matrix products."""
-    return _DTYPES.get(str(trainer.precision).partition("-")[0], torch.float32)
-
-
 def _kind(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _require_attention(name: str, model: VLA, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise `UserError` where the backend does not run on the device, or is wrong there."""
-    backend(name, device=device.type)
-    if device.type != "cpu":  # the CPU's backends are held to the reference by the tests
-        require_parity(name, device, dtype=dtype, **model.backbone.attention_shape._asdict())
 
 
 def _facts(parts: _Parts, dtype: torch.dtype) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from vla_nav.profiling.regions import (
     Mark,
     Recorder,
 )
+from vla_nav.training.module import GRADIENTS_OVER_RANKS
 
 WARMUP, BARE, PROFILED, TRACED = "warm-up", "bare", "profiled", "traced"
 _TURNS = 4  # bare and profiled
@@ -97,7 +98,6 @@ class StepObserver(Profiler):
         settings: ProfileSettings,
         recorder: Recorder,
         *,
-        is_partitioned: bool,
         num_ranks: int = 1,
         on_trace: Callable[[], Any] | None = None,
         progress: Callable[[str], None] | None = None,
@@ -106,9 +106,6 @@ class StepObserver(Profiler):
         self.blocks: list[Block] = []
         self._recorder, self._on_trace, self._progress = recorder, on_trace, progress
         self._num_ranks = num_ranks
-        # Behind the last backward come the sum over ranks (partitions) and the norm of gradients.
-        summed_after = is_partitioned and num_ranks > 1
-        self._behind_backward = Label(COMMUNICATION if summed_after else OPTIMISER)
         self._planned = list(settings.blocks)
         self._num_done = 0  # steps
         self._open: tuple[str, int, int, int] | None = None  # kind, first, num, start
@@ -130,7 +127,9 @@ class StepObserver(Profiler):
             # The denominators of all ranks come before the first forward.
             recorder.mark(Label(COMMUNICATION if self._num_ranks > 1 else OTHER))
         elif action_name.endswith(".on_after_backward"):
-            recorder.mark(self._behind_backward)
+            recorder.mark(Label(OPTIMISER))  # the norm of the gradients
+        elif action_name == GRADIENTS_OVER_RANKS:
+            recorder.mark(Label(COMMUNICATION))
         elif action_name == "optimizer_step":
             recorder.mark(Label(OPTIMISER))
         elif action_name.endswith(".on_train_batch_end") and "WeightAverage" in action_name:
@@ -143,6 +142,8 @@ class StepObserver(Profiler):
             recorder.mark(Label(OTHER))
         elif action_name.endswith(".on_before_backward") and "[LightningModule]" in action_name:
             recorder.mark(Label(HEAD, BACKWARD))
+        elif action_name == GRADIENTS_OVER_RANKS:
+            recorder.mark(Label(OPTIMISER))
         elif action_name == "run_training_batch":
             recorder.mark(Label(OTHER))
             self._num_done += 1

@@ -40,6 +40,8 @@ from vla_nav.training.schedule import Progress
 from vla_nav.training.settings import TrainingSettings
 from vla_nav.vision.encoder import TimmEncoder
 
+_DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -83,7 +85,7 @@ def fit(
     `RunCheckpoint`. Raises `UserError` for anything in data, configuration or folder that does
     not fit.
     """
-    _quiet()
+    quiet()
     if recipe.num_threads is not None:
         torch.set_num_threads(recipe.num_threads)
     _seed_everything(recipe.seed)
@@ -139,7 +141,8 @@ def fit(
         use_distributed_sampler=False,
         default_root_dir=str(folder.path),
     )
-    _require_attention(recipe.attention, assembled.model, trainer)
+    device = trainer.strategy.root_device
+    require_attention(recipe.attention, assembled.model, device, product_dtype(trainer))
     if budget.max_minutes is None:
         total = budget.max_steps or data.steps_of_epochs(budget.max_epochs or 1, trainer.world_size)
         is_finished = done_steps >= total
@@ -213,16 +216,16 @@ class _PolicySaver:
         )
 
 
-def _require_attention(name: str, model: VLA, trainer: Trainer) -> None:
+def product_dtype(trainer: Trainer) -> torch.dtype:
+    """Of the matrix products under the trainer's precision."""
+    return _DTYPES.get(str(trainer.precision).partition("-")[0], torch.float32)
+
+
+def require_attention(name: str, model: VLA, device: torch.device, dtype: torch.dtype) -> None:
     """Raise `UserError` where the backend does not run on the device, or is wrong there."""
-    device = trainer.strategy.root_device
     backend(name, device=device.type)
-    if device.type == "cpu":
-        return  # the CPU's backends are held to the reference by the tests
-    dtypes = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
-    precision = str(trainer.precision).partition("-")[0]
-    dtype = dtypes.get(precision, torch.float32)
-    require_parity(name, device, dtype=dtype, **model.backbone.attention_shape._asdict())
+    if device.type != "cpu":  # the CPU's backends are held to the reference by the tests
+        require_parity(name, device, dtype=dtype, **model.backbone.attention_shape._asdict())
 
 
 def _position(checkpoint: Path | None) -> tuple[int, float]:
@@ -239,7 +242,7 @@ def _seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Lightning's advice about loaders and hardware says nothing about these runs."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)

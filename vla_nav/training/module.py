@@ -42,6 +42,8 @@ from vla_nav.training.settings import TrainingSettings
 from vla_nav.training.table_rows import TableRows
 from vla_nav.tree.packing import PackedTree
 
+GRADIENTS_OVER_RANKS = "gradients over ranks"  # what the trainer's profiler is told of their sum
+
 
 class TrainingModule(LightningModule):
     """Trains a `VLA` on batches of packs.
@@ -195,7 +197,8 @@ class TrainingModule(LightningModule):
             with self._gradient_sync(is_last=False):
                 for pack in batch.packs:
                     total += self._pack_backward(pack, denominator, 1)
-            sum_over_ranks(self._trained())
+            with self.trainer.profiler.profile(GRADIENTS_OVER_RANKS):
+                sum_over_ranks(self._trained())
             return total
         for index, pack in enumerate(batch.packs):
             with self._gradient_sync(is_last=index == len(batch.packs) - 1):
