@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from vla_nav.actions.types import Stop
-from vla_nav.files import write_json
+from vla_nav.files import locked, write_json
 from vla_nav.models.assembly import assemble
 from vla_nav.models.vla import VLA
 from vla_nav.profiling.boundaries import observed
@@ -36,14 +37,32 @@ from vla_nav.training.batch import Batch
 from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.dataset import StepDataset
 from vla_nav.training.ema import WeightAverage
-from vla_nav.training.fit import Recipe, product_dtype, quiet, require_attention
+from vla_nav.training.fit import (
+    Recipe,
+    ending_as_asked,
+    product_dtype,
+    quiet,
+    require_attention,
+)
 from vla_nav.training.module import TrainingModule
 from vla_nav.training.recorded_split import open_recorded
+from vla_nav.training.run_folder import process_rank
 from vla_nav.training.schedule import Budget, Progress
 from vla_nav.training.settings import TrainingSettings
 from vla_nav.training.shapes import encoder_flops, flop_model
 from vla_nav.tree import PrefixTree
 from vla_nav.vision.encoder import TimmEncoder
+
+_AT_WORK = "`vla-nav profile` or `vla-nav train`"
+_FILES = (  # of a profile, and what a killed one leaves
+    "profile.json",
+    "profile.html",
+    "profile_*.png",
+    "profile_*.svg",
+    "trace.json.gz",
+    "profile*.tmp-*",
+    "trace.json.gz.tmp-*",
+)
 
 
 class ProfiledData(RecordedData):
@@ -83,9 +102,24 @@ def profile(
     """Profile `recipe`; the numbers, which profile.json in `output_dir` also holds.
 
     make_trainer: called with the trainer's remaining keywords. callbacks: of the run (the weight
-    average). progress: told what happens. Raises `UserError` for what does not fit, as training.
+    average). progress: told what happens. Files of an earlier profile there are replaced once there
+    are numbers; profile.json comes last, when all others are there. Raises `UserError` for what
+    does not fit, as training, and for a folder in which another process is at work.
     """
     folder = Path(output_dir)
+    is_first = process_rank() == 0
+    with locked(folder / ".lock", what=_AT_WORK) if is_first else nullcontext():
+        return _profile(recipe, settings, folder, make_trainer, callbacks, progress)
+
+
+def _profile(
+    recipe: Recipe,
+    settings: ProfileSettings,
+    folder: Path,
+    make_trainer: Callable[..., Trainer],
+    callbacks: Sequence[Callback],
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
     parts = _make(recipe, settings.num_steps, folder, make_trainer, callbacks)
     trainer, training = parts.trainer, parts.training
     device, dtype = trainer.strategy.root_device, product_dtype(trainer)
@@ -111,7 +145,8 @@ def profile(
             progress=progress if trainer.is_global_zero else None,
         )
         trainer.profiler = steps
-        trainer.fit(parts.module, datamodule=parts.data)
+        with ending_as_asked(trainer):
+            trainer.fit(parts.module, datamodule=parts.data)
     timed = _counted(parts, steps, rates)
     profiled = [item for item in timed if item.block.kind == PROFILED]
     held = held_bytes(
@@ -138,12 +173,14 @@ def profile(
     )
     result = profile_report(measured, facts=_facts(parts, dtype))
     if trainer.is_global_zero:
-        write_json(folder / "profile.json", result)
+        for path in (path for pattern in _FILES for path in folder.glob(pattern)):
+            path.unlink()
         if traces:
             (traced,) = steps.blocks_of(TRACED)
             traces[0].write(folder / "trace.json.gz", traced.marks)
         if settings.html:
             write_page(folder / "profile.html", result)
+        write_json(folder / "profile.json", result)
     return result
 
 

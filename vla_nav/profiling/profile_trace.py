@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import tempfile
 import time
 from collections import Counter
@@ -36,6 +37,7 @@ class StepTrace:
     """A context around the traced steps. Behind it: `changes` of memory, `write` for the file."""
 
     def __init__(self, device: torch.device) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it reports a GPU that is not there
         kinds = [ProfilerActivity.CPU]
         if device.type == "cuda":
             kinds.append(ProfilerActivity.CUDA)

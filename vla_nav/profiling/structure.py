@@ -86,7 +86,7 @@ def structure(steps: Sequence[tuple[Batch, Sequence[PrefixTree]]]) -> Structure:
         num_partial_blocks=int(blocks[2]),
         num_passes=whole + sum(len(cut.parts) for cut in cuts),
         num_recomputed_tokens=sum(cut.recomputed_tokens for cut in cuts),
-        batch_bytes=sum(nbytes(batch) for batch, _ in steps),
+        batch_bytes=sum(nbytes(batch.packs) for batch, _ in steps),
         frame_bytes=sum(pack.frames.nbytes for pack in packs),
     )
 

@@ -47,13 +47,15 @@ class Pack:
         return Pack(*(None if part is None else function(part) for part in parts))
 
 
-@dataclass(frozen=True, eq=False)
 class Batch:
-    """The packs of one optimiser step on one rank. `epoch` is that of its first pack."""
+    """The packs of one optimiser step on one rank. `epoch` is that of its first pack.
 
-    packs: tuple[Pack, ...]
-    step: int
-    epoch: int
+    No dataclass: with precision bf16-true or 64-true Lightning would look for tensors inside, and
+    refuse frozen ones. What the model needs in its own dtype it casts itself.
+    """
+
+    def __init__(self, packs: tuple[Pack, ...], step: int, epoch: int) -> None:
+        self.packs, self.step, self.epoch = packs, step, epoch
 
     @property
     def num_episodes(self) -> int:

@@ -12,7 +12,8 @@ import logging
 import math
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,12 +160,8 @@ def fit(
     )
     data.num_steps = total
     trainer.fit_loop.epoch_loop.max_steps = done_steps if is_finished else (total or -1)
-    try:
+    with ending_as_asked(trainer):
         trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-    except SystemExit:
-        if trainer.interrupted:  # Lightning turns Ctrl-C into exit(1)
-            raise KeyboardInterrupt from None
-        raise
     steps = max(trainer.global_step, done_steps)
     if data.num_validation and (module.validated is None or module.validated[0] != steps):
         trainer.validate(module, datamodule=data, verbose=False)
@@ -214,6 +211,17 @@ class _PolicySaver:
             },
             weights=None if self.ema is None else self.ema.average,
         )
+
+
+@contextmanager
+def ending_as_asked(trainer: Trainer) -> Iterator[None]:
+    """Around the trainer's loop: Lightning turns Ctrl-C into exit(1), here it is one again."""
+    try:
+        yield
+    except SystemExit:
+        if trainer.interrupted:
+            raise KeyboardInterrupt from None
+        raise
 
 
 def product_dtype(trainer: Trainer) -> torch.dtype:
