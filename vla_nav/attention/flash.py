@@ -2,7 +2,7 @@
 
     loader worker   plan(packed)            spans, block lists in both directions
     device          plan.to("cuda")         for a head shape, once: order of tiles, bits of masks
-    every layer     attend(q, k, v, plan)   two custom operators, opaque to torch.compile
+    every layer     attend(q, k, v, plan)   outside of graphs that torch.compile makes
 
 The kernels are the package's own (extra `hopper`, pinned), with the tree mask and the order of
 tiles put into them (`hopper/`). They take tensors of any length, so nothing is compiled again for
@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.autograd.function import once_differentiable
 
 from vla_nav.attention.blocks import (
     Rows,
@@ -219,9 +221,8 @@ def attend(
     q, k, v = filled_up(q, k, v, plan.num_prefix)
     tables = plan.tables(heads, kv_heads, q.shape[-1])
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    outs: list[torch.Tensor] = [
-        _forward(q[i : i + 1], k[i : i + 1], v[i : i + 1], *tables, scale)[0] for i in range(len(q))
-    ]
+    each = [(q, k, v)] if len(q) == 1 else zip(q[:, None], k[:, None], v[:, None], strict=True)
+    outs: list[torch.Tensor] = [_TreeAttention.apply(*one, tables, scale) for one in each]
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     return out[:, : plan.num_tokens]
 
@@ -269,22 +270,26 @@ def _first(found: Any) -> torch.Tensor:
 
 def _require(q: torch.Tensor) -> None:
     """Raise `UserError` where the kernels are not there, or not for these tensors."""
+    _require_kernels(q.device, q.dtype, q.shape[-1])
+
+
+@cache
+def _require_kernels(device: torch.device, dtype: torch.dtype, dim: int) -> None:
     if find_spec("flash_attn") is None:
         raise UserError(
             "attention=flash needs FlashAttention 4 (pip install 'vla-nav[hopper]'); or use "
             "attention=flex"
         )
-    if torch.cuda.get_device_capability(q.device)[0] != 9:
+    if torch.cuda.get_device_capability(device)[0] != 9:
         raise UserError(
-            f"attention=flash runs on Hopper GPUs, got {torch.cuda.get_device_name(q.device)}; use "
+            f"attention=flash runs on Hopper GPUs, got {torch.cuda.get_device_name(device)}; use "
             "attention=flex"
         )
-    if q.dtype not in _DTYPES:
+    if dtype not in _DTYPES:
         raise UserError(
-            f"attention=flash computes in bfloat16 or float16, got {q.dtype}; set "
+            f"attention=flash computes in bfloat16 or float16, got {dtype}; set "
             "trainer.precision=bf16-mixed, or use attention=flex"
         )
-    dim = q.shape[-1]
     if not (dim % 8 == 0 and (dim <= 128 or dim == 256)):
         raise UserError(
             f"attention=flash takes head dims that are multiples of 8 up to 128, or 256, got {dim}"
@@ -292,86 +297,39 @@ def _require(q: torch.Tensor) -> None:
         )
 
 
-@torch.library.custom_op("vla_nav::tree_attention", mutates_args=())
-def _forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    tables: list[torch.Tensor],
-    num_slots: int,
-    split: torch.Tensor | None,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """out (1, Q, H, D) and lse (1, H, Q); the rest as in `Tables`."""
-    from vla_nav.attention.hopper import kernels
+class _TreeAttention(torch.autograd.Function):
+    """q (1, Q, H, D), k and v (1, K, Hkv, D) -> (1, Q, H, D)."""
 
-    return kernels.forward(q, k, v, tables[0], kernels.Lists(*tables[1:7]), scale)
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        tables: Tables,
+        scale: float,
+    ) -> torch.Tensor:
+        from vla_nav.attention.hopper import kernels
 
+        bits, *lists = tables.tensors[:7]
+        out, lse = kernels.forward(q, k, v, bits, kernels.Lists(*lists), scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.tables, ctx.scale = tables, scale
+        return out
 
-@_forward.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    tables: list[torch.Tensor],
-    num_slots: int,
-    split: torch.Tensor | None,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
-    return torch.empty_like(q), lse
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        from vla_nav.attention.hopper import kernels
 
-
-@torch.library.custom_op("vla_nav::tree_attention_backward", mutates_args=())
-def _backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dout: torch.Tensor,
-    tables: list[torch.Tensor],
-    num_slots: int,
-    split: torch.Tensor | None,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dq, dk and dv."""
-    from vla_nav.attention.hopper import kernels
-
-    lists = kernels.Lists(*tables[8:])
-    slots = num_slots if split is None else split
-    return kernels.backward(q, k, v, out, lse, dout, tables[7], lists, slots, scale)
-
-
-@_backward.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dout: torch.Tensor,
-    tables: list[torch.Tensor],
-    num_slots: int,
-    split: torch.Tensor | None,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, *ctx.rest = inputs
-    out, lse = output
-    ctx.save_for_backward(q, k, v, out, lse)
-    ctx.mark_non_differentiable(lse)
-
-
-def _gradients(ctx: Any, dout: torch.Tensor, _: torch.Tensor | None) -> tuple[Any, ...]:
-    gradients = _backward(*ctx.saved_tensors, dout, *ctx.rest)
-    return (*gradients, [None] * len(ctx.rest[0]), None, None, None)
-
-
-_forward.register_autograd(_gradients, setup_context=_keep)
+        tables: Tables = ctx.tables
+        span, *lists = tables.tensors[7:]
+        slots = tables.num_slots if tables.split is None else tables.split
+        q, k, v, out, lse = ctx.saved_tensors
+        gradients = kernels.backward(
+            q, k, v, out, lse, dout, span, kernels.Lists(*lists), slots, ctx.scale
+        )
+        return (*gradients, None, None)
 
 
 def _on(device: torch.device, array: IntArray | Int32Array) -> torch.Tensor:
@@ -383,4 +341,5 @@ def _halves(index: torch.Tensor) -> torch.Tensor:
     return torch.stack([2 * index, 2 * index + 1], dim=-1).flatten(-2)
 
 
-BACKEND = Backend("flash", plan, attend, whole_blocks, ("cuda",), whole_blocks)
+_opaque: Any = torch.compiler.disable
+BACKEND = Backend("flash", plan, _opaque(attend), whole_blocks, ("cuda",), whole_blocks)
