@@ -238,10 +238,12 @@ def test_a_value_of_another_kind_is_refused(command: str, override: str, message
         ("train", "training.optimiser.clip_norm=inf"),
         ("train", "trainer.devices=[0,1]"),
         ("train", "logger={}"),
+        ("train", "models.backbone.compile=layers"),
+        ("train", "models=qwen3_1_7b models.backbone.compile=false"),
     ],
 )
 def test_a_value_of_the_same_kind_is_taken(command: str, override: str) -> None:
-    compose.check_overrides(command, ["data.path=x", override])
+    compose.check_overrides(command, ["data.path=x", *override.split()])
 
 
 @pytest.mark.parametrize("command", ["train", "stats", "verify"])

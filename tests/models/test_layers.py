@@ -207,7 +207,7 @@ def test_evaluation_and_other_attentions_run_the_transformers_layer():
     ("keywords", "message"),
     [
         ({"compile": "layer", "norms": "fused"}, r"models\.backbone\.compile.*did you mean"),
-        ({"compile": True, "norms": "fused"}, r"models\.backbone\.compile"),
+        ({"compile": True, "norms": "fused"}, r"compile 'true'; allowed: false, joined, layers"),
         ({"compile": "layers"}, "set it to fused"),
     ],
 )

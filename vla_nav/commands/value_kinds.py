@@ -19,7 +19,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from vla_nav.errors import UserError
 
-_OTHERS = {"vision.model_kwargs", "models.backbone.options"}  # keywords of timm and transformers
+_OTHERS = {
+    *("vision.model_kwargs", "models.backbone.options"),  # keywords of timm and transformers
+    "models.backbone.compile",  # false or a name: its constructor knows them
+}
 _COUNTS = ("num_workers", "seed")
 _NULLABLE = {"evaluation.num_episodes", "stats.max_episodes", "view.max_episodes"}
 _NULLABLE_NODES = ("callbacks.", "logger.")  # null takes a part away

@@ -70,7 +70,8 @@ class BackboneConfig:
         if self.norms not in NORMS:
             raise unknown_name("models.backbone.norms", self.norms, NORMS)
         if self.compile not in COMPILE:
-            raise unknown_name("models.backbone.compile", str(self.compile), map(str, COMPILE))
+            given, allowed = str(self.compile).lower(), (str(name).lower() for name in COMPILE)
+            raise unknown_name("models.backbone.compile", given, allowed)
         if self.compile and self.norms != "fused":
             raise UserError(
                 f"models.backbone.compile={self.compile} has norms of its own, the fused ones; "
