@@ -6,6 +6,7 @@ from vla_nav.actions.discrete import DiscreteSpace
 from vla_nav.actions.grammar import decode_text
 from vla_nav.actions.pointing import PointingSpace, farthest_visible
 from vla_nav.actions.registry import build_space
+from vla_nav.actions.targets import Target, target_of
 from vla_nav.actions.types import (
     Action,
     ActionSpace,
@@ -28,10 +29,12 @@ __all__ = [
     "PointingSpace",
     "Primitives",
     "Stop",
+    "Target",
     "Waypoint",
     "WaypointSpace",
     "build_space",
     "cut",
     "decode_text",
     "farthest_visible",
+    "target_of",
 ]

@@ -157,7 +157,7 @@ class PointingSpace:
         if not isinstance(action, Pointing):
             return self.waypoint.primitives(action, embodiment)
         camera = camera_named(embodiment, action.camera)
-        forward, left = _ground_point(action, camera, (depth or {}).get(action.camera))
+        forward, left, _ = ground_point(action, camera, (depth or {}).get(action.camera))
         distance = min(math.hypot(forward, left), 100.0)  # a direction has no length of its own
         bearing = math.atan2(left, forward)
         turn_deg, step_m = embodiment.turn_deg, embodiment.step_m
@@ -227,6 +227,19 @@ def farthest_visible(
     return PixelTarget(camera.name, float(u[last]), float(v[last]), yaw)
 
 
+def ground_point(
+    action: Pointing, camera: Camera, depth: np.ndarray | None
+) -> tuple[float, float, float]:
+    """(forward_m, left_m, up_m) that a pixel points at: by depth, else by the floor, else far."""
+    if depth is not None:
+        planar = float(sample_depth(depth, np.array([action.u]), np.array([action.v]))[0])
+        if math.isfinite(planar):
+            return unproject(action.u, action.v, planar, camera)
+    forward, left, up = ray(action.u, action.v, camera)
+    scale = camera.height_m / -up if up < -1e-3 else 1e3
+    return forward * scale, left * scale, 0.0
+
+
 def _resample(points: np.ndarray, spacing_m: float) -> tuple[np.ndarray, np.ndarray]:
     """Points every `spacing_m` along a polyline (N, 3), the end included, and headings (N,)."""
     points = np.asarray(points, dtype=np.float64).reshape(-1, 3)
@@ -245,19 +258,6 @@ def _resample(points: np.ndarray, spacing_m: float) -> tuple[np.ndarray, np.ndar
     share = (along - (ends - lengths)[leg]) / lengths[leg]
     headings = np.arctan2(-legs[:, 0], -legs[:, 2])
     return starts[leg] + legs[leg] * share[:, None], headings[leg]
-
-
-def _ground_point(
-    action: Pointing, camera: Camera, depth: np.ndarray | None
-) -> tuple[float, float]:
-    """(forward_m, left_m) that a pixel points at: by depth, else by the floor, else far away."""
-    if depth is not None:
-        planar = float(sample_depth(depth, np.array([action.u]), np.array([action.v]))[0])
-        if math.isfinite(planar):
-            return unproject(action.u, action.v, planar, camera)[:2]
-    forward, left, up = ray(action.u, action.v, camera)
-    scale = camera.height_m / -up if up < -1e-3 else 1e3
-    return forward * scale, left * scale
 
 
 def _bin(value: float, num_bins: int) -> int:

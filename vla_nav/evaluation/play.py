@@ -3,7 +3,8 @@
     open -> run -> Decide -> run -> Decide -> ... -> distances -> Played(record)
 
 The script names the host's methods (`vla_nav.simulators.host`) and never waits; whoever drives it
-sends the answers in.
+sends the answers in: primitive actions to a `Decide`, or the `Target` to go to by the shortest path
+(`vla_nav.evaluation.approach`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vla_nav.actions.decisions import DecisionRule
+from vla_nav.actions.targets import Target
 from vla_nav.episodes.types import Embodiment, Episode
+from vla_nav.evaluation.approach import Call, approach
 from vla_nav.evaluation.conditions import Actor, Condition
 from vla_nav.evaluation.metrics import SuccessRule, episode_metrics
-from vla_nav.evaluation.rollout import Decide, Simulate, Trajectory, rollout
+from vla_nav.evaluation.rollout import Carry, Decide, Simulate, Trajectory, rollout
 from vla_nav.simulators import plain
-from vla_nav.simulators.agent import ExpertSettings
+from vla_nav.simulators.agent import ExpertSettings, Outcome
 
 
 class Unit(NamedTuple):
@@ -38,7 +41,10 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlaySettings:
-    """What decides an episode's outcome besides the policy."""
+    """What decides an episode's outcome besides the policy.
+
+    execution: discrete | geodesic, how a network's waypoints and pixels are executed.
+    """
 
     embodiment: Embodiment
     decision: DecisionRule
@@ -47,6 +53,7 @@ class PlaySettings:
     max_primitives: int
     expert_stop_radius_m: float
     chance_stop_probability: float
+    execution: str = "discrete"
 
     @property
     def horizon(self) -> int:
@@ -54,13 +61,6 @@ class PlaySettings:
         half_circle = round(180 / self.embodiment.turn_deg)
         turns = half_circle if self.decision.name == "turn_then_forward" else 0
         return turns + self.decision.count
-
-
-class Call(NamedTuple):
-    """Ask the episode's simulator lane for this method."""
-
-    method: str
-    arguments: dict[str, Any]
 
 
 class Played(NamedTuple):
@@ -74,9 +74,13 @@ class Played(NamedTuple):
 
 @dataclass
 class Notes:
-    """What gathers beside the script: frames where the episode is filmed, and remarks."""
+    """What gathers beside the script: frames where the episode is filmed, and remarks.
+
+    num_unreachable: targets without a way to them, executed by discrete steps instead.
+    """
 
     attempts: int = 1
+    num_unreachable: int = 0
     is_filmed: bool = False
     remark: str | None = None
     frames: list[dict[str, np.ndarray]] = field(default_factory=list)
@@ -110,8 +114,16 @@ def script(unit: Unit, settings: PlaySettings, *, scene: str, agent: int, notes:
                 "wants_label": wants_label and not request.is_last,
             }
             answer = plain.outcome_from_plain((yield Call("run", arguments)))
+        elif isinstance(request, Carry):
+            answer = yield from _carried(request, agent, wants_images=wants_images)
         else:
             answer = yield request
+            if isinstance(answer, Target):
+                way = yield from approach(
+                    answer, request.pose, scene=scene, body=settings.embodiment
+                )
+                notes.num_unreachable += way is None
+                answer = answer.primitives if way is None else way
         try:
             request = steps.send(answer)
         except StopIteration as end:
@@ -128,8 +140,13 @@ def script(unit: Unit, settings: PlaySettings, *, scene: str, agent: int, notes:
         num_collisions=trajectory.num_collisions,
         rule=settings.success,
     )
-    record = _record(unit, metrics.as_dict(), trajectory, notes)
+    record = _record(unit, metrics.as_dict(), trajectory, notes, settings)
     return Played(unit, record, trajectory, notes.frames)
+
+
+def execution_of(condition: Condition, settings: PlaySettings) -> str:
+    """How the decisions of a row are executed: chance and the expert decide primitive actions."""
+    return settings.execution if condition.actor is Actor.NETWORK else "discrete"
 
 
 def reference_of(episode: Episode, *, spacing_m: float) -> np.ndarray:
@@ -150,8 +167,26 @@ def resampled(path: np.ndarray, *, spacing_m: float) -> np.ndarray:
     return np.stack([np.interp(wanted, at, path[:, axis]) for axis in range(3)], axis=1)
 
 
+def _carried(request: Carry, agent: int, *, wants_images: bool) -> Generator[Call, Any, Outcome]:
+    """Put the agent at the last pose of a walk and look there."""
+    yield Call("place", {"agent": agent, "pose": plain.pose_to_plain(request.poses[-1])})
+    arguments = {
+        "agent": agent,
+        "primitives": [],
+        "wants_images": wants_images and not request.is_last,
+        "wants_label": False,
+    }
+    seen = plain.outcome_from_plain((yield Call("run", arguments)))
+    collided = (request.has_collided,) * len(request.poses)
+    return seen._replace(poses=request.poses, collided=collided)
+
+
 def _record(
-    unit: Unit, metrics: dict[str, Any], trajectory: Trajectory, notes: Notes
+    unit: Unit,
+    metrics: dict[str, Any],
+    trajectory: Trajectory,
+    notes: Notes,
+    settings: PlaySettings,
 ) -> dict[str, Any]:
     row, dataset, split, role, episode_id = unit.key
     positions = np.round(trajectory.positions, 4)  # a tenth of a millimetre
@@ -164,6 +199,8 @@ def _record(
         "episode_id": episode_id,
         "scene_id": unit.episode.scene_id,
         **metrics,
+        "execution": execution_of(unit.condition, settings),
+        "num_unreachable": notes.num_unreachable,
         "num_decisions": len(trajectory.decisions),
         "attempts": notes.attempts,
         "remark": notes.remark,

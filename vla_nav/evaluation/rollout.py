@@ -4,6 +4,7 @@
                --Decide(outcome)-->    driver  --(2, 1, 1)-->        somebody's decision
                --Simulate((2, 1, 1))-> driver  --Outcome-->          executed one by one, one look
                ...                                                    until STOP or the cap
+               --Carry(poses)-->       driver  --Outcome-->          where a decision is a `Walk`
                returns Trajectory
 
 The driver may serve one episode directly (recording) or many slots over simulator workers with
@@ -19,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vla_nav.episodes.types import STOP, Pose
+from vla_nav.evaluation.approach import Walk
 from vla_nav.simulators.agent import Outcome
 
 MAX_PRIMITIVES = 500
@@ -28,6 +30,14 @@ class Simulate(NamedTuple):
     """Execute these primitives (no STOP among them); after the last one nobody looks any more."""
 
     primitives: tuple[int, ...]
+    is_last: bool
+
+
+class Carry(NamedTuple):
+    """Put the agent at these poses, one after the other, and look at the last."""
+
+    poses: tuple[Pose, ...]
+    has_collided: bool
     is_last: bool
 
 
@@ -58,23 +68,26 @@ class Trajectory:
         return np.array([pose.position for pose in self.poses], dtype=np.float64)
 
 
-Request = Simulate | Decide
+Request = Simulate | Carry | Decide
 
 
 def rollout(
     start: Pose, *, max_primitives: int = MAX_PRIMITIVES
-) -> Generator[Request, Outcome | tuple[int, ...], Trajectory]:
+) -> Generator[Request, Outcome | Walk | tuple[int, ...], Trajectory]:
     """Play one episode from the pose an agent has taken: see the drawing above.
 
-    Send an `Outcome` in answer to `Simulate` and a tuple of primitives to `Decide`; primitives
-    behind a STOP or beyond the cap are dropped, and no primitives end the episode without STOP.
+    Send an `Outcome` in answer to `Simulate` and `Carry`, and a tuple of primitives or a `Walk` to
+    `Decide`; primitives behind a STOP or beyond the cap are dropped, and no primitives end the
+    episode without STOP.
     """
     poses, taken, decisions = [start], [], []
     num_collisions = 0
     outcome = yield Simulate((), False)
     while len(taken) < max_primitives:
         chosen = yield Decide(poses[-1], outcome)
-        executed = until_stop(chosen)[: max_primitives - len(taken)]
+        walk = chosen if isinstance(chosen, Walk) else None
+        wanted = chosen if walk is None else walk.primitives
+        executed = until_stop(wanted)[: max_primitives - len(taken)]
         if not executed:
             break
         taken.extend(executed)
@@ -83,7 +96,10 @@ def rollout(
         motions = executed[:-1] if is_stopped else executed
         is_last = is_stopped or len(taken) == max_primitives
         if motions:
-            outcome = yield Simulate(motions, is_last)
+            if walk is None:
+                outcome = yield Simulate(motions, is_last)
+            else:
+                outcome = yield Carry(walk.poses[: len(motions)], walk.has_collided, is_last)
             poses.extend(outcome.poses)
             num_collisions += sum(outcome.collided)
         if is_last:

@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.evaluation.aggregate import FLAG_POLICIES
+from vla_nav.evaluation.approach import EXECUTIONS
 from vla_nav.evaluation.conditions import Condition, Instructions, conditions_named
 from vla_nav.evaluation.metrics import SuccessRule
 from vla_nav.evaluation.pictures import Pictures
@@ -31,7 +32,7 @@ from vla_nav.evaluation.results import ResultsFile, claim_folder, missing, read_
 from vla_nav.evaluation.selection import select, shard_of
 from vla_nav.evaluation.setup import read_episodes, scene_files
 from vla_nav.evaluation.slots import Crashed, Table, Timing
-from vla_nav.evaluation.subject import Subject, load_subject
+from vla_nav.evaluation.subject import Subject, load_subject, require_execution
 from vla_nav.files import file_digest
 from vla_nav.simulators.pool import SimulatorPool
 
@@ -67,6 +68,7 @@ def evaluate_from(config: Mapping[str, Any]) -> int:
         max_primitives=options["max_primitives"],
         expert_stop_radius_m=options["expert_stop_radius_m"],
         chance_stop_probability=options["chance_stop_probability"],
+        execution=require_execution(options["execution"], subject.network),
     )
     identity = _identity(config, settings, subject)
     claim_folder(folder, identity)
@@ -88,6 +90,8 @@ def _check(options: Mapping[str, Any]) -> None:
     """Refuse before hours of work what would only be met during or after it."""
     if options["flag_policy"] not in FLAG_POLICIES:
         raise unknown_name("evaluation.flag_policy", options["flag_policy"], FLAG_POLICIES)
+    if options["execution"] not in EXECUTIONS:
+        raise unknown_name("evaluation.execution", options["execution"], EXECUTIONS)
     for key, least in (("num_slots", 1), ("max_primitives", 1), ("num_videos", 0), ("num_maps", 0)):
         if options[key] < least:
             raise UserError(f"evaluation.{key}={options[key]}: allowed: {least} and more")
@@ -207,6 +211,7 @@ def _identity(
         "max_primitives": settings.max_primitives,
         "expert_stop_radius_m": settings.expert_stop_radius_m,
         "chance_stop_probability": settings.chance_stop_probability,
+        "execution": settings.execution,
         "deterministic": options["deterministic"],
     }
     return json.loads(json.dumps(identity))

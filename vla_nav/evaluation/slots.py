@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from vla_nav.actions.decisions import cut
+from vla_nav.actions.targets import Target, target_of
 from vla_nav.actions.types import Action, ActionSpace
 from vla_nav.episodes.types import STOP, Episode
 from vla_nav.evaluation.conditions import Actor, Instructions, chance_decision
@@ -233,19 +234,27 @@ class Table:
         for numbers in self._batches(list(seen), fresh):
             actions.update(network.act({number: seen[number] for number in numbers}))
             self.timing.num_calls += 1
-        primitives = {
-            number: network.space.primitives(
-                action, self._settings.embodiment, dict(seen[number].depth)
-            )
+        chosen_by = {
+            number: self._to_execute(action, dict(seen[number].depth))
             for number, action in actions.items()
         }
         self.timing.policy_s += time.perf_counter() - begun
         self.timing.num_decisions += len(seen)
-        for number, chosen in primitives.items():
+        for number, chosen in chosen_by.items():
             self._advance(self._slots[number], chosen)
         for slot in full:
             slot.notes.remark = "the policy's context is full: ended without STOP"
             self._advance(slot, ())
+
+    def _to_execute(self, action: Action, depth: dict[str, np.ndarray]) -> Target | tuple[int, ...]:
+        """An action as primitive actions, or as the place to go to by the shortest path."""
+        assert self._network is not None
+        space, body = self._network.space, self._settings.embodiment
+        if self._settings.execution == "geodesic":
+            target = target_of(space, action, body, depth)
+            if target is not None:
+                return target
+        return space.primitives(action, body, depth)
 
     def _batches(self, numbers: list[int], fresh: set[int]) -> list[list[int]]:
         """Slots to decide together. Those that begin bring a whole instruction; apart, they do not

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vla_nav.actions.decisions import DecisionRule
+from vla_nav.actions.targets import SPACES_WITH_TARGETS
 from vla_nav.episodes.types import Embodiment
 from vla_nav.errors import UserError
 from vla_nav.evaluation.conditions import Actor, Condition
@@ -79,6 +80,18 @@ def load_subject(config: Mapping[str, Any], rows: Sequence[Condition]) -> Subjec
         loaded.description["weights"]["xxh3_128"],
         tuple(differences),
     )
+
+
+def require_execution(execution: str, network: Network | None) -> str:
+    """`execution`, if the policy's actions name places where it needs them."""
+    name = None if network is None else network.space.name
+    if execution == "geodesic" and name is not None and name not in SPACES_WITH_TARGETS:
+        raise UserError(
+            f"evaluation.execution=geodesic: the policy's actions={name} are primitive actions, "
+            f"which name no place to go to; use evaluation.execution=discrete, or a policy of "
+            f"actions={' or '.join(SPACES_WITH_TARGETS)}"
+        )
+    return execution
 
 
 def _num_threads(configured: int | None, num_workers: int) -> int:

@@ -1,0 +1,160 @@
+"""Going to a target along the shortest path: what `evaluation.execution=geodesic` does.
+
+    target --snapped to the floor--> shortest path --cut at the reach--> pieces of one step
+                                                                          + turns on the spot
+         x target             F  one step's length of the path, or less at its end
+        /                     L  charged wherever half a turn has gathered; a bend of so much ends
+       F                         a piece, so corners are not cut
+      F
+    F F L                     the agent ends on the path, facing along it, or at the target with
+    start                     its heading
+
+Each piece and each turn is charged as one primitive action, so the step limit and the number of
+steps mean what they mean with discrete steps; the poses between are real, the primitives would not
+lead through them again. A target without a way to it (off the floor, another island) is executed
+by discrete steps instead and counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vla_nav.actions.targets import Target
+from vla_nav.episodes.types import (
+    MOVE_FORWARD,
+    TURN_LEFT,
+    TURN_RIGHT,
+    Embodiment,
+    Pose,
+    wrap_angle,
+)
+
+EXECUTIONS = ("discrete", "geodesic")
+_NOTHING_M = 1e-3
+
+
+class Call(NamedTuple):
+    """Ask the episode's simulator lane for this method of the host."""
+
+    method: str
+    arguments: dict[str, Any]
+
+
+class Walk(NamedTuple):
+    """Where the agent is carried: a pose after each charged primitive. has_collided: it could not
+    move towards its target at all."""
+
+    primitives: tuple[int, ...]
+    poses: tuple[Pose, ...]
+    has_collided: bool
+
+
+def approach(
+    target: Target, pose: Pose, *, scene: str, body: Embodiment
+) -> Generator[Call, Any, Walk | None]:
+    """Ask the host for the way from `pose` to `target`; None where there is none."""
+    sin, cos = math.sin(pose.yaw_rad), math.cos(pose.yaw_rad)
+    x, y, z = pose.position
+    place_x = x - target.forward_m * sin - target.left_m * cos
+    place_z = z - target.forward_m * cos + target.left_m * sin
+    for up_m in target.up_m:
+        goal = yield Call("snap", {"scene": scene, "point": [place_x, y + up_m, place_z]})
+        if goal is None:
+            continue
+        path = yield Call("shortest_path", {"scene": scene, "start": [x, y, z], "goal": list(goal)})
+        if not math.isfinite(path["distance_m"]):
+            continue
+        points = np.asarray(path["points"], np.float64).reshape(-1, 3)
+        points = np.concatenate([[pose.position], points[1:-1], [goal]])
+        done = walk(points, pose, yaw_rad=target.yaw_rad, reach_m=target.reach_m, body=body)
+        floor = yield Call("snap", {"scene": scene, "point": list(done.poses[-1].position)})
+        if floor is None:
+            return done
+        last = Pose(tuple(map(float, floor)), done.poses[-1].rotation)
+        return done._replace(poses=(*done.poses[:-1], last))
+    return None
+
+
+def walk(
+    points: np.ndarray, pose: Pose, *, yaw_rad: float, reach_m: float, body: Embodiment
+) -> Walk:
+    """The walk from `pose` along a polyline (P, 3) that begins there, at most `reach_m` of it.
+
+    yaw_rad: the heading to take at the polyline's end, relative to `pose`. Never empty: where the
+    agent is at the end already, one step on the spot is charged.
+    """
+    turn_rad = math.radians(body.turn_deg)
+    primitives: list[int] = []
+    poses: list[Pose] = []
+    position, heading = pose.position, pose.yaw_rad
+    charged = heading  # the heading that the charged turns amount to, so that none is ever free
+
+    def turn_to(wanted_rad: float) -> None:
+        """Face `wanted_rad`, charging a turn wherever half of one has gathered."""
+        nonlocal heading, charged
+        num_left = round(wrap_angle(wanted_rad - charged) / turn_rad)
+        for count in range(1, abs(num_left) + 1):
+            charged += math.copysign(turn_rad, num_left)
+            primitives.append(TURN_LEFT if num_left > 0 else TURN_RIGHT)
+            yaw = wanted_rad if count == abs(num_left) else charged
+            poses.append(Pose.from_yaw(position, yaw))
+        heading = wanted_rad
+
+    places, is_whole = _pieces(points, reach_m=reach_m, step_m=body.step_m, turn_rad=turn_rad)
+    for place in places:
+        turn_to(math.atan2(-(place[0] - position[0]), -(place[2] - position[2])))
+        position = place
+        primitives.append(MOVE_FORWARD)
+        poses.append(Pose.from_yaw(position, heading))
+    if is_whole:
+        turn_to(pose.yaw_rad + yaw_rad)
+        if poses:
+            poses[-1] = Pose.from_yaw(position, heading)
+    if not primitives:
+        return Walk((MOVE_FORWARD,), (pose,), True)
+    return Walk(tuple(primitives), tuple(poses), False)
+
+
+def _pieces(
+    points: np.ndarray, *, reach_m: float, step_m: float, turn_rad: float
+) -> tuple[list[tuple[float, float, float]], bool]:
+    """Ends of the pieces of a polyline, and whether they come to its end within `reach_m`."""
+    places: list[tuple[float, float, float]] = []
+    left_m, piece_m = reach_m, step_m  # to go in all, and in this piece
+    at = np.asarray(points[0], np.float64)
+    since: float | None = None  # heading at the beginning of this piece
+    for point in np.asarray(points[1:], np.float64):
+        leg_m = float(np.linalg.norm(point - at))
+        if leg_m < _NOTHING_M:
+            continue
+        heading = math.atan2(-(point[0] - at[0]), -(point[2] - at[2]))
+        if since is not None and abs(wrap_angle(heading - since)) >= turn_rad / 2:
+            if piece_m < step_m:
+                places.append(_place(at))
+            piece_m, since = step_m, None
+        since = heading if since is None else since
+        while leg_m > 0:
+            part_m = min(leg_m, piece_m, left_m)
+            at = at + (point - at) * (part_m / leg_m)
+            leg_m, piece_m, left_m = leg_m - part_m, piece_m - part_m, left_m - part_m
+            if left_m < _NOTHING_M:
+                is_end = leg_m < _NOTHING_M and bool(np.all(point == points[-1]))
+                places.append(_place(at))
+                return places, is_end
+            if piece_m < _NOTHING_M:
+                places.append(_place(at))
+                piece_m, since = step_m, heading
+            if leg_m < _NOTHING_M:
+                break
+        at = point
+    if piece_m < step_m and (not places or math.dist(places[-1], at) > _NOTHING_M):
+        places.append(_place(at))
+    return places, True
+
+
+def _place(point: np.ndarray) -> tuple[float, float, float]:
+    return float(point[0]), float(point[1]), float(point[2])
