@@ -12,6 +12,7 @@ FACTS = {
     "backend": "mesh",
     "success": {"success_m": 3.0},
     "differs_from_training": [],
+    "differs_from_task_or_data": [],
 }
 
 

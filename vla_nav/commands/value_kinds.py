@@ -24,7 +24,12 @@ _OTHERS = {
     "models.backbone.compile",  # false or a name: its constructor knows them
 }
 _COUNTS = ("num_workers", "seed")
-_NULLABLE = {"evaluation.num_episodes", "stats.max_episodes", "view.max_episodes"}
+_NULLABLE = {
+    "data.ground_truth",
+    "evaluation.num_episodes",
+    "stats.max_episodes",
+    "view.max_episodes",
+}
 _NULLABLE_NODES = ("callbacks.", "logger.")  # null takes a part away
 
 

@@ -33,6 +33,7 @@ from vla_nav.evaluation.selection import select, shard_of
 from vla_nav.evaluation.setup import read_episodes, scene_files
 from vla_nav.evaluation.slots import Crashed, Table, Timing
 from vla_nav.evaluation.subject import Subject, load_subject, require_execution
+from vla_nav.evaluation.tasks import refuse_other_conditions
 from vla_nav.files import file_digest
 from vla_nav.simulators.pool import SimulatorPool
 
@@ -58,19 +59,19 @@ def evaluate_from(config: Mapping[str, Any]) -> int:
     shard = shard_of(selection, shard=options["shard"], num_shards=options["num_shards"])
     scenes = scene_files(list(shard), data["scenes"])
     subject = load_subject(config, rows)
+    rule = SuccessRule(options["success_m"], tuple(options["further_m"]), options["is_strict"])
+    differences = refuse_other_conditions(config, subject.embodiment, rule)
     settings = PlaySettings(
         embodiment=subject.embodiment,
         decision=subject.decision,
-        success=SuccessRule(
-            options["success_m"], tuple(options["further_m"]), options["is_strict"]
-        ),
+        success=rule,
         seed=config["seed"],
         max_primitives=options["max_primitives"],
         expert_stop_radius_m=options["expert_stop_radius_m"],
         chance_stop_probability=options["chance_stop_probability"],
         execution=require_execution(options["execution"], subject.network),
     )
-    identity = _identity(config, settings, subject)
+    identity = _identity(config, settings, subject, differences)
     claim_folder(folder, identity)
     expected = [Unit(row, episode).key for row in rows for episode in selection]
     own = [Unit(row, episode) for episode in shard for row in rows]
@@ -190,7 +191,10 @@ def _conclude(
 
 
 def _identity(
-    config: Mapping[str, Any], settings: PlaySettings, subject: Subject
+    config: Mapping[str, Any],
+    settings: PlaySettings,
+    subject: Subject,
+    differences: Sequence[str],
 ) -> dict[str, Any]:
     """What all results of one folder have in common, as plain JSON."""
     options, data = config["evaluation"], config["data"]
@@ -206,6 +210,8 @@ def _identity(
         "embodiment": asdict(settings.embodiment),
         "decision": str(settings.decision),
         "differs_from_training": list(subject.differences),
+        "task": None if config.get("task") is None else config["task"]["name"],
+        "differs_from_task_or_data": list(differences),
         "success": asdict(settings.success),
         "seed": settings.seed,
         "max_primitives": settings.max_primitives,

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from vla_nav.actions import build_space
 from vla_nav.actions.decisions import DecisionRule
+from vla_nav.episodes.bodies import embodiment_differences
 from vla_nav.episodes.types import Camera, Embodiment
 from vla_nav.errors import UserError
 from vla_nav.files import atomic_path, file_digest, read_json, require_free_space, write_json
@@ -164,26 +165,6 @@ def load_policy(
         )
     model.to(device).eval()
     return LoadedPolicy(model, prompt, embodiment, decision, described["data"], described)
-
-
-def embodiment_differences(trained: Embodiment, other: Embodiment) -> list[str]:
-    """What differs between two embodiments, one text each: `turn_deg 15 != 30`."""
-    found = [
-        f"{name} {getattr(trained, name)} != {getattr(other, name)}"
-        for name in ("radius_m", "height_m", "turn_deg", "step_m", "is_sliding")
-        if getattr(trained, name) != getattr(other, name)
-    ]
-    ours, theirs = ({c.name: c for c in e.cameras} for e in (trained, other))
-    for name in sorted(ours.keys() | theirs.keys()):
-        mine, yours = ours.get(name), theirs.get(name)
-        if mine is None or yours is None:
-            found.append(f"camera '{name}' is {'missing' if yours is None else 'additional'}")
-        elif mine != yours:
-            a, b = asdict(mine), asdict(yours)
-            found += [
-                f"camera '{name}' {key} {a[key]} != {b[key]}" for key in a if a[key] != b[key]
-            ]
-    return found
 
 
 def require_same_conditions(

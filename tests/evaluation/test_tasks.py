@@ -1,0 +1,197 @@
+"""Public task presets: exactly the published settings, and refusals of anything else (case 18)."""
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from worlds import SMALL_CAMERA, evaluate_config, run_command
+
+from vla_nav.commands.compose import compose_config, plain
+from vla_nav.errors import UserError
+from vla_nav.evaluation.metrics import SuccessRule
+from vla_nav.evaluation.runs import evaluate_from
+from vla_nav.evaluation.setup import embodiment_of
+from vla_nav.evaluation.tasks import TASKS, refuse_other_conditions, stated_body, task_differences
+
+# Read off the public configurations: VLN-CE habitat_extensions/config/{vlnce_task,
+# rxr_vlnce_english_task}.yaml, habitat-lab benchmark/nav/{objectnav/objectnav_hm3d,
+# pointnav/pointnav_gibson}.yaml, task/objectnav.yaml and default_structured_configs.py.
+# turn, step, radius, height, sliding, (width, height, hfov, camera height), (depth ...), success
+PUBLISHED = {
+    "r2r_ce": (15, 0.25, 0.1, 1.5, True, (224, 224, 90, 1.25), (256, 256, 90, 1.25), 3.0),
+    "rxr_ce": (30, 0.25, 0.18, 0.88, False, (640, 480, 79, 0.88), (640, 480, 79, 0.88), 3.0),
+    "objectnav_hm3d": (
+        30,
+        0.25,
+        0.18,
+        0.88,
+        False,
+        (640, 480, 79, 0.88),
+        (640, 480, 79, 0.88),
+        0.1,
+    ),
+    "pointnav": (10, 0.25, 0.1, 1.5, True, (256, 256, 90, 1.25), (256, 256, 90, 1.25), 0.2),
+}
+
+
+def composed(task, *overrides):
+    return plain(compose_config("evaluate", [f"task={task}", "data.path=x", *overrides]))
+
+
+def rule_of(options):
+    return SuccessRule(options["success_m"], tuple(options["further_m"]), options["is_strict"])
+
+
+def differences_of(config):
+    options = config["evaluation"]
+    task = TASKS[config["task"]["name"]]
+    body = embodiment_of(config["simulators"])
+    return task_differences(task, body, rule_of(options), options["max_primitives"])
+
+
+def r2r_like(world: Path, folder: Path) -> Path:
+    """The small world's episodes in the guise of R2R-CE v1-3: ids, scenes, headings, words."""
+    source = world / "episodes" / "val_unseen" / "val_unseen.json.gz"
+    content = json.loads(gzip.decompress(source.read_bytes()))
+    for number, episode in enumerate(content["episodes"]):
+        episode["episode_id"] = number
+        episode["scene_id"] = "mp3d/" + episode["scene_id"]
+        episode["start_rotation"] = [0.0, 0.0, 0.0, 1.0]
+    path = folder / "val_unseen.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    return path
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_has_exactly_the_public_settings(name):
+    turn, step, radius, height, is_sliding, rgb, depth, success = PUBLISHED[name]
+    config = composed(name)
+    body = embodiment_of(config["simulators"])
+    assert (body.turn_deg, body.step_m, body.radius_m, body.height_m) == (
+        *(turn, step),
+        *(radius, height),
+    )
+    assert body.is_sliding is is_sliding
+    (camera,) = body.cameras
+    shape = (camera.width_px, camera.height_px, camera.hfov_deg, camera.height_m)
+    assert (shape, camera.pitch_deg, camera.has_depth) == (rgb, 0.0, False)
+    options = config["evaluation"]
+    assert (options["success_m"], options["max_primitives"]) == (success, 500)
+    assert options["is_strict"] is True
+    assert options["num_episodes"] is None
+    sensor = TASKS[name].depth
+    assert (sensor.width_px, sensor.height_px, sensor.hfov_deg, sensor.height_m) == depth
+    assert differences_of(config) == []
+
+
+def test_presets_and_tasks_are_the_same_set():
+    folder = Path(__file__).parents[2] / "conf" / "task"
+    assert {path.stem for path in folder.glob("*.yaml")} == set(TASKS) == set(PUBLISHED)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("simulators.embodiment.turn_deg=30", "turn_deg 15.0 != 30"),
+        ("simulators.embodiment.step_m=0.5", "step_m 0.25 != 0.5"),
+        ("simulators.embodiment.radius_m=0.2", "radius_m 0.1 != 0.2"),
+        ("simulators.embodiment.height_m=0.88", "height_m 1.5 != 0.88"),
+        ("simulators.embodiment.is_sliding=false", "is_sliding True != False"),
+        ("simulators.embodiment.cameras.0.width_px=640", "camera 'front' width_px 224 != 640"),
+        ("simulators.embodiment.cameras.0.hfov_deg=79", "camera 'front' hfov_deg 90.0 != 79"),
+        ("simulators.embodiment.cameras.0.height_m=0.88", "camera 'front' height_m 1.25 != 0.88"),
+        ("simulators.embodiment.cameras.0.pitch_deg=-15", "camera 'front' pitch_deg 0.0 != -15"),
+        ("simulators.embodiment.cameras.0.has_depth=true", "camera 'front' width_px 256 != 224"),
+        ("evaluation.success_m=1.0", "success_m 3.0 != 1.0"),
+        ("evaluation.is_strict=false", "is_strict True != False"),
+        ("evaluation.max_primitives=200", "max_primitives 500 != 200"),
+    ],
+)
+def test_every_changed_value_is_named(override, said):
+    found = differences_of(composed("r2r_ce", override))
+    assert any(text.startswith(said) for text in found), found
+
+
+def test_the_public_depth_sensor_may_be_added_to_the_rgb_camera():
+    config = composed("r2r_ce")
+    body = embodiment_of(config["simulators"])
+    task = TASKS["r2r_ce"]
+    both = replace(body, cameras=(*body.cameras, task.depth))
+    assert task_differences(task, both, rule_of(config["evaluation"]), 500) == []
+
+
+def test_data_state_the_body_they_were_made_for(world, tmp_path):
+    assert stated_body(str(r2r_like(world, tmp_path)), "val_unseen")[0] == "r2r_ce"
+    houses = world / "episodes" / "val_unseen" / "val_unseen.json.gz"
+    assert stated_body(str(houses), "val_unseen") is None
+    episode = {"episode_id": "1", "scene_id": "mp3d/a/a.glb", "start_position": [0, 0, 0]}
+    for name, extra in {
+        "rxr_ce": {"instruction": {"instruction_text": "go", "language": "te-IN"}},
+        "objectnav": {"object_category": "chair"},
+        "pointnav": {"goals": [{"position": [1, 0, 0]}]},
+    }.items():
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps({"episodes": [{**episode, **extra}]}))
+        found = stated_body(str(path), "val")
+        assert found is not None
+        assert (found[0], found[1].turn_deg) == (name, 10.0 if name == "pointnav" else 30.0)
+
+
+def test_turn_angle_of_the_data_15_of_the_evaluation_30_is_refused_unless_overridden(
+    world, tmp_path
+):
+    data = r2r_like(world, tmp_path)
+    overrides = [
+        f"data.episodes={data}",
+        f"data.scenes={world}/scenes",
+        "evaluation.rows=[random]",
+        "evaluation.num_episodes=2",
+        "evaluation.max_primitives=8",
+    ]
+    with pytest.raises(
+        UserError, match=r"data r2r_ce: turn_deg 15\.0 != 30\.0.*task=r2r_ce"
+    ) as caught:
+        evaluate_from(evaluate_config(world, tmp_path / "out", *overrides))
+    assert "radius_m 0.1 != 0.18" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    allowed = [*overrides, "evaluation.allow_mismatch=true"]
+    assert evaluate_from(evaluate_config(world, tmp_path / "out", *allowed)) == 0
+    run = json.loads((tmp_path / "out" / "report.json").read_text())["run"]
+    assert "data r2r_ce: turn_deg 15.0 != 30.0" in run["differs_from_task_or_data"]
+    assert "Evaluated under other conditions" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_task_on_its_own_data_needs_no_override(world, tmp_path):
+    data = r2r_like(world, tmp_path)
+    config = composed("r2r_ce", f"data.episodes={data}")
+    body = embodiment_of(config["simulators"])
+    assert refuse_other_conditions(config, body, rule_of(config["evaluation"])) == []
+    other = composed("rxr_ce", f"data.episodes={data}")
+    with pytest.raises(UserError, match=r"data r2r_ce: .*take task=r2r_ce"):
+        refuse_other_conditions(
+            other, embodiment_of(other["simulators"]), rule_of(other["evaluation"])
+        )
+
+
+def test_the_command_refuses_a_changed_task_in_one_line(world, tmp_path, capsys):
+    code = run_command(
+        "evaluate",
+        "task=r2r_ce",
+        f"data.path={world}",
+        f"data.episodes={r2r_like(world, tmp_path)}",
+        "data.ground_truth=null",
+        f"paths.output_dir={tmp_path}/out",
+        "evaluation.rows=[random]",
+        SMALL_CAMERA,
+    )
+    assert code == 2
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("vla-nav")]
+    assert "task r2r_ce: camera 'front' width_px 224 != 16" in line
+    assert "evaluation.allow_mismatch=true" in line
+
+
+def test_an_unknown_task_is_one_line(capsys):
+    assert run_command("evaluate", "task=r2r", "data.path=x") == 2
+    assert "r2r_ce" in capsys.readouterr().err
