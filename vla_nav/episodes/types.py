@@ -19,16 +19,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 import numpy as np
+
+from vla_nav.frozen import frozen
 
 STOP, MOVE_FORWARD, TURN_LEFT, TURN_RIGHT, LOOK_UP, LOOK_DOWN = range(6)
 PRIMITIVE_NAMES = ("STOP", "MOVE_FORWARD", "TURN_LEFT", "TURN_RIGHT", "LOOK_UP", "LOOK_DOWN")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pose:
     """Where an agent stands: floor point in metres (world) and unit quaternion, `xyzw`."""
 
@@ -59,7 +61,7 @@ class Pose:
         return forward, left, wrap_angle(other.yaw_rad - yaw)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Camera:
     """A pinhole camera fixed on the agent; pitch is positive upward, depth is planar z."""
 
@@ -72,7 +74,7 @@ class Camera:
     has_depth: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Embodiment:
     """The body and its motion: part of the data, compared before training and evaluation."""
 
@@ -84,7 +86,7 @@ class Embodiment:
     is_sliding: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Goal:
     """A goal position and the radius in metres within which STOP is a success."""
 
@@ -92,7 +94,7 @@ class Goal:
     radius_m: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PixelTarget:
     """The farthest visible point of the expert's remaining path, as seen by one camera.
 
@@ -106,7 +108,7 @@ class PixelTarget:
     yaw_rad: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExpertLabel:
     """What an expert would do from a state.
 
@@ -120,7 +122,7 @@ class ExpertLabel:
     pixel: PixelTarget | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Step:
     """One decision. `frames` maps a camera's name (`front`, `front.depth`) to a frame key."""
 
@@ -130,7 +132,7 @@ class Step:
     labels: tuple[ExpertLabel, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Episode:
     """One recorded (or still unrecorded, `steps == ()`) navigation episode.
 

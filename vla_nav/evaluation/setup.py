@@ -11,7 +11,7 @@ from vla_nav.episodes.types import Camera, Embodiment, Episode
 from vla_nav.episodes.vlnce import read_vlnce
 from vla_nav.errors import UserError, unknown_name
 
-BACKENDS = ("mesh",)
+BACKENDS = ("mesh", "habitat")
 
 
 def embodiment_of(simulators: Mapping[str, Any]) -> Embodiment:

@@ -10,19 +10,19 @@ through does not depend on the others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from vla_nav.episodes.types import STOP, ExpertLabel, Pose
+from vla_nav.frozen import frozen
 from vla_nav.simulators.follower import FollowerError, GreedyFollower
 from vla_nav.simulators.protocol import Observation, Simulator
 
 Point = tuple[float, float, float]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExpertSettings:
     """How the expert walks: where to, when it stops (metres), how far its labels look ahead."""
 
@@ -54,6 +54,7 @@ class Agent:
         self._simulator = simulator
         self._expert = expert
         self._follower: GreedyFollower | None = None
+        self._goal: Point | None = None
         self.pose = simulator.reset(start)
 
     def run(
@@ -84,19 +85,32 @@ class Agent:
         return Outcome(tuple(poses), tuple(collided), observation, label, stuck)
 
     @property
+    def simulator(self) -> Simulator:
+        """The simulator of the agent's scene."""
+        return self._simulator
+
+    @simulator.setter
+    def simulator(self, simulator: Simulator) -> None:
+        if simulator is not self._simulator:
+            self._simulator, self._follower = simulator, None
+
+    @property
     def follower(self) -> GreedyFollower:
         """The expert, walking to the goal nearest to where it is first asked."""
         if self._follower is None:
-            goals = self._settings.goals
-            if len(goals) > 1:
-                distances = [
-                    self._simulator.geodesic_distance(self.pose.position, [goal]) for goal in goals
-                ]
-                goals = (goals[int(np.argmin(distances))],)
+            if self._goal is None:
+                self._goal = self._nearest_goal()
             self._follower = GreedyFollower(
-                self._simulator, goals[0], stop_radius_m=self._settings.stop_radius_m
+                self._simulator, self._goal, stop_radius_m=self._settings.stop_radius_m
             )
         return self._follower
+
+    def _nearest_goal(self) -> Point:
+        goals = self._settings.goals
+        if len(goals) == 1:
+            return goals[0]
+        distance = self._simulator.geodesic_distance
+        return goals[int(np.argmin([distance(self.pose.position, [goal]) for goal in goals]))]
 
     @property
     def _settings(self) -> ExpertSettings:

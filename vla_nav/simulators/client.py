@@ -2,6 +2,7 @@
 
 WorkerProcess   starts `worker.py` with any interpreter, checks the protocol, exchanges frames
 LocalWorker     the same calls without a process
+start_worker    either of them: a backend that may end its process always gets its own
 RemoteSimulator the `Simulator` protocol over either of them, and `execute`: one round trip
                 for a whole decision
 """
@@ -26,8 +27,10 @@ from vla_nav.errors import UserError
 from vla_nav.simulators import plain
 from vla_nav.simulators.agent import ExpertSettings, Outcome
 from vla_nav.simulators.protocol import GeodesicPath, Motion, Observation
+from vla_nav.simulators.topdown import FloorMap
 from vla_nav.simulators.worker import PROTOCOL_VERSION, answer, make_host, read_frame, write_frame
 
+IN_PROCESS_BACKENDS = ("mesh",)  # habitat-sim's errors can end the process it lives in
 _WORKER_FILE = Path(__file__).with_name("worker.py")
 
 
@@ -178,16 +181,42 @@ class WorkerProcess:
         return f"simulator worker {self._process.pid} {what}{last}"
 
 
+def start_worker(
+    backend: str,
+    embodiment: Embodiment,
+    options: dict[str, Any],
+    *,
+    is_local: bool,
+    python: str | None = None,
+    timeout_s: float = 120.0,
+) -> Worker:
+    """A configured worker; `is_local` asks for one in this process, where the backend allows."""
+    if is_local and backend in IN_PROCESS_BACKENDS:
+        return LocalWorker(backend, embodiment, options)
+    return WorkerProcess(backend, embodiment, options, python=python, timeout_s=timeout_s)
+
+
 class RemoteSimulator:
     """A `Simulator` whose scene lives behind a worker; the agent's pose is kept on this side."""
 
     def __init__(self, worker: Worker, embodiment: Embodiment, *, backend: str) -> None:
         self.backend = backend
-        self.embodiment = embodiment
+        self._embodiment = embodiment
         self._worker = worker
         self._scene: str | None = None
         self._pose: Pose | None = None
         self._agent = id(self)
+
+    @property
+    def embodiment(self) -> Embodiment:
+        """See `Simulator`; setting it exchanges the cameras of the worker's simulators."""
+        return self._embodiment
+
+    @embodiment.setter
+    def embodiment(self, embodiment: Embodiment) -> None:
+        if embodiment != self._embodiment:
+            self._worker.call("set_cameras", embodiment=plain.embodiment_to_plain(embodiment))
+            self._embodiment = embodiment
 
     def load_scene(self, scene_path: str) -> None:
         """See `Simulator`. The worker loads it now, so that its errors come from here."""
@@ -282,6 +311,11 @@ class RemoteSimulator:
         """See `Simulator`; the point depends on the next number of `rng`."""
         seed = int(rng.integers(2**63))
         return tuple(self._worker.call("random_point", scene=self._loaded, seed=seed))
+
+    def floors(self) -> list[FloorMap]:
+        """See `Simulator`."""
+        floors = self._worker.call("floors", scene=self._loaded)
+        return [FloorMap.from_plain(values) for values in floors]
 
     def close(self) -> None:
         """End the worker; later calls raise."""

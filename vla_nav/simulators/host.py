@@ -1,33 +1,44 @@
 """Simulators of one process, shared by numbered agents, called with plain values.
 
     configure   the body and the backend's options, before all else
+    set_cameras other cameras on the same body
     open/run    an agent: put it at a pose in a scene; execute, look, ask the expert
     the rest    stateless questions about a scene (distances, paths, snapping, motion)
 
-One simulator is kept per scene, the least recently used beyond `MAX_SCENES` is closed.
+A scene's simulator is kept for its next use. A backend may have `max_simulators` at once (one, for
+habitat-sim); a further scene is loaded into the one that was used longest ago. An agent is nothing
+but a pose and a scene, so it does not notice.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vla_nav.episodes.types import Embodiment
 from vla_nav.simulators import plain
 from vla_nav.simulators.agent import Agent
-from vla_nav.simulators.mesh import MeshSimulator
-from vla_nav.simulators.topdown import floor_maps
-
-MAX_SCENES = 6
+from vla_nav.simulators.protocol import Simulator
 
 
-class MeshHost:
-    """Hosts `MeshSimulator`s; the methods named in `METHODS` take and give plain values."""
+class _Hosted(NamedTuple):
+    scene: str
+    agent: Agent
+
+
+class Host:
+    """Hosts simulators of one backend; the methods named in `METHODS` take and give plain values.
+
+    make: the backend's simulator of a body and keyword options, with no scene loaded yet.
+    version: of the simulation library, told to whoever starts a worker.
+    """
 
     METHODS = (
         "configure",
+        "set_cameras",
         "load",
         "open",
         "place",
@@ -41,13 +52,17 @@ class MeshHost:
         "random_point",
         "floors",
     )
-    version = ""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, make: Callable[..., Simulator], *, max_simulators: int, version: str = ""
+    ) -> None:
+        self.version = version
+        self._make = make
+        self._max_simulators = max_simulators
         self._embodiment: Embodiment | None = None
         self._options: dict[str, Any] = {}
-        self._simulators: OrderedDict[str, MeshSimulator] = OrderedDict()
-        self._agents: dict[int, Agent] = {}
+        self._simulators: OrderedDict[str, Simulator] = OrderedDict()
+        self._agents: dict[int, _Hosted] = {}
 
     def configure(self, embodiment: dict[str, Any], options: dict[str, Any]) -> None:
         """Set the body and the backend's keyword options; forgets every scene and agent."""
@@ -57,6 +72,12 @@ class MeshHost:
         self._options = options
         self._simulators, self._agents = OrderedDict(), {}
 
+    def set_cameras(self, embodiment: dict[str, Any]) -> None:
+        """Exchange the cameras; the body must be the configured one."""
+        self._embodiment = plain.embodiment_from_plain(embodiment)
+        for simulator in self._simulators.values():
+            simulator.embodiment = self._embodiment
+
     def load(self, scene: str) -> None:
         """Load a scene ahead of its first use."""
         self._scene(scene)
@@ -65,15 +86,15 @@ class MeshHost:
         self, agent: int, scene: str, pose: list[float], expert: dict[str, Any] | None
     ) -> list[float]:
         """Put a (new or old) agent at `pose`; return the pose taken."""
-        simulator = self._scene(scene)
-        self._agents[agent] = Agent(
-            simulator, plain.pose_from_plain(pose), plain.expert_from_plain(expert)
+        opened = Agent(
+            self._scene(scene), plain.pose_from_plain(pose), plain.expert_from_plain(expert)
         )
-        return plain.pose_to_plain(self._agents[agent].pose)
+        self._agents[agent] = _Hosted(scene, opened)
+        return plain.pose_to_plain(opened.pose)
 
     def place(self, agent: int, pose: list[float]) -> None:
         """Put an opened agent exactly at a pose that was given out before."""
-        self._agents[agent].pose = plain.pose_from_plain(pose)
+        self._agents[agent].agent.pose = plain.pose_from_plain(pose)
 
     def run(
         self,
@@ -84,7 +105,9 @@ class MeshHost:
         semantic: bool = False,
     ) -> dict[str, Any]:
         """Execute a decision: see `Agent.run`."""
-        outcome = self._agents[agent].run(
+        hosted = self._agents[agent]
+        hosted.agent.simulator = self._scene(hosted.scene)
+        outcome = hosted.agent.run(
             tuple(primitives), wants_images=wants_images, wants_label=wants_label, semantic=semantic
         )
         return plain.outcome_to_plain(outcome)
@@ -129,16 +152,21 @@ class MeshHost:
 
     def floors(self, scene: str) -> list[dict[str, Any]]:
         """Top-down walkable maps, one per floor: see `FloorMap`."""
-        return [floor.to_plain() for floor in floor_maps(self._scene(scene).walkable)]
+        return [floor.to_plain() for floor in self._scene(scene).floors()]
 
-    def _scene(self, scene: str) -> MeshSimulator:
-        simulator = self._simulators.get(scene)
+    def _scene(self, scene: str) -> Simulator:
+        """The simulator with that scene loaded, now the most recently used one."""
+        simulator = self._simulators.pop(scene, None)
         if simulator is None:
-            assert self._embodiment is not None, "configure comes first"
-            simulator = MeshSimulator(self._embodiment, **self._options)
-            simulator.load_scene(scene)
-            self._simulators[scene] = simulator
-            while len(self._simulators) > MAX_SCENES:
-                self._simulators.popitem(last=False)
-        self._simulators.move_to_end(scene)
+            if len(self._simulators) < self._max_simulators:
+                assert self._embodiment is not None, "configure comes first"
+                simulator = self._make(self._embodiment, **self._options)
+            else:
+                _, simulator = self._simulators.popitem(last=False)
+            try:
+                simulator.load_scene(scene)
+            except BaseException:
+                simulator.close()
+                raise
+        self._simulators[scene] = simulator
         return simulator

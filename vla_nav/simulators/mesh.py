@@ -16,12 +16,14 @@ import numpy as np
 
 from vla_nav.episodes.types import Embodiment, Pose
 from vla_nav.errors import UserError
+from vla_nav.simulators.cameras import check_camera
 from vla_nav.simulators.geodesic import NO_WAY, FirstLeg, GoalField, Place
 from vla_nav.simulators.motion import Mover
 from vla_nav.simulators.protocol import GeodesicPath, Motion, Observation
 from vla_nav.simulators.rays import RayScene
-from vla_nav.simulators.render import Renderer, check_camera
+from vla_nav.simulators.render import Renderer
 from vla_nav.simulators.stage import load_stage
+from vla_nav.simulators.topdown import FloorMap, floor_maps
 from vla_nav.simulators.visibility import VisibilityGraph, find_visibility
 from vla_nav.simulators.walkable import Walkable, find_walkable
 
@@ -186,6 +188,9 @@ class MeshSimulator:
             return x, y, z
         node, x, z = found
         return x, scene.mover.floor_height(node, x, z), z
+
+    def floors(self) -> list[FloorMap]:
+        return floor_maps(self.walkable)
 
     def close(self) -> None:
         self._scene = None

@@ -9,15 +9,16 @@ several primitives renders once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from vla_nav.episodes.types import Embodiment, Pose
+from vla_nav.frozen import frozen
+from vla_nav.simulators.topdown import FloorMap
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Observation:
     """Images at one pose: `rgb` (H, W, 3) uint8, `depth` (H, W) float32 metres (planar z, 0 where
     nothing is hit), `semantic` (H, W) uint32, each keyed by the camera's name."""
@@ -90,6 +91,10 @@ class Simulator(Protocol):
 
     def random_point(self, rng: np.random.Generator) -> tuple[float, float, float]:
         """A walkable point, uniform by area over all floors."""
+        ...
+
+    def floors(self) -> list[FloorMap]:
+        """Top-down maps of the walkable area, one per floor from below upward."""
         ...
 
     def close(self) -> None:

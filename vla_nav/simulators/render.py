@@ -18,11 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from vla_nav.episodes.types import Camera, Pose
-from vla_nav.errors import UserError
+from vla_nav.simulators.cameras import check_camera
 from vla_nav.simulators.rays import Hits, RayScene
 from vla_nav.simulators.stage import Stage
 
-MIN_HFOV_DEG, MAX_HFOV_DEG = 1.0, 179.0
 AMBIENT = 0.4
 _LIGHT = np.array([0.4, 0.8, 0.55]) / np.linalg.norm([0.4, 0.8, 0.55])
 _CAMERAS_KEPT = 16
@@ -36,21 +35,6 @@ class Images(NamedTuple):
     rgb: np.ndarray
     depth: np.ndarray | None
     semantic: np.ndarray | None
-
-
-def check_camera(camera: Camera) -> None:
-    """Raise `UserError` for a camera that cannot be rendered."""
-    if not MIN_HFOV_DEG <= camera.hfov_deg <= MAX_HFOV_DEG:
-        raise UserError(
-            f"camera '{camera.name}': hfov_deg {camera.hfov_deg:g} is outside "
-            f"[{MIN_HFOV_DEG:g}, {MAX_HFOV_DEG:g}] degrees; a pinhole camera sees less than 180, "
-            "use several cameras for more"
-        )
-    if camera.width_px < 1 or camera.height_px < 1:
-        raise UserError(
-            f"camera '{camera.name}': image size {camera.width_px}x{camera.height_px} "
-            "must be at least 1x1 pixels"
-        )
 
 
 def camera_directions(camera: Camera) -> np.ndarray:

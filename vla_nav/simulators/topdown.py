@@ -12,19 +12,22 @@ is (x0 + (c + 1/2) cell, z0 + (r + 1/2) cell): +X to the right, -Z (yaw 0) upwar
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_nav.simulators.walkable import Walkable
+from vla_nav.frozen import frozen
+
+if TYPE_CHECKING:  # at run time a worker without trimesh reads this file, too
+    from vla_nav.simulators.walkable import Walkable
 
 _BIN_M = 0.1
 _SHARE = 0.1  # of the largest floor's cells that make a height a floor
-_APART_M = 1.5  # floors are at least this far apart
+APART_M = 1.5  # floors are at least this far apart
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FloorMap:
     """One floor: `is_walkable` (rows along +z, columns along +x) bool; metres."""
 
@@ -53,7 +56,7 @@ def floor_maps(walkable: Walkable) -> list[FloorMap]:
     columns = walkable.columns
     nodes = np.flatnonzero(walkable.is_walkable)
     height = columns.height_m[nodes]
-    floors = np.array(_floor_heights(height))
+    floors = np.array(floor_heights(height))
     nearest = np.abs(height[:, None] - floors[None]).argmin(axis=1)
     maps = []
     for index, floor in enumerate(floors):
@@ -71,13 +74,14 @@ def floor_maps(walkable: Walkable) -> list[FloorMap]:
     return maps
 
 
-def _floor_heights(height: np.ndarray) -> list[float]:
+def floor_heights(height: np.ndarray) -> list[float]:
+    """Heights in metres of the floors, from those of (n,) places spread evenly over the area."""
     bins = np.round(height / _BIN_M).astype(int)
     values, counts = np.unique(bins, return_counts=True)
     heights: list[float] = []
     for at in np.argsort(-counts, kind="stable"):
         value = values[at] * _BIN_M
         is_large = counts[at] >= _SHARE * counts.max()
-        if is_large and all(abs(value - other) >= _APART_M for other in heights):
+        if is_large and all(abs(value - other) >= APART_M for other in heights):
             heights.append(float(np.median(height[bins == values[at]])))
     return sorted(heights)

@@ -93,10 +93,16 @@ def answer(host: Any, request: dict[str, Any]) -> dict[str, Any]:
 def make_host(backend: str) -> Any:
     """The host of a backend by name; imported here so that a worker loads only its own."""
     if backend == "mesh":
-        from vla_nav.simulators.host import MeshHost
+        from vla_nav.simulators.host import Host
+        from vla_nav.simulators.mesh import MeshSimulator
 
-        return MeshHost()
-    raise ValueError(f"unknown simulator backend {backend!r}; allowed: mesh")
+        return Host(MeshSimulator, max_simulators=6)
+    if backend == "habitat":
+        from vla_nav.simulators.habitat import HabitatSimulator, library_version
+        from vla_nav.simulators.host import Host
+
+        return Host(HabitatSimulator, max_simulators=1, version=library_version())
+    raise ValueError(f"unknown simulator backend {backend!r}; allowed: mesh, habitat")
 
 
 def main() -> int:
