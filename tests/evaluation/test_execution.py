@@ -1,0 +1,298 @@
+"""Going to a waypoint along the shortest path: where the agent is carried, what it is charged."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from worlds import body_of, episodes_of, evaluate_config
+
+from vla_nav.actions.pointing import PointingSpace
+from vla_nav.actions.targets import FAR_M, Target, target_of
+from vla_nav.actions.types import Pointing, Primitives, Stop, Waypoint
+from vla_nav.actions.waypoint import WaypointSpace
+from vla_nav.episodes.types import MOVE_FORWARD, STOP, TURN_LEFT, TURN_RIGHT, Camera, Pose
+from vla_nav.errors import UserError
+from vla_nav.evaluation.approach import Call, approach, walk
+from vla_nav.evaluation.conditions import CONDITIONS, Actor, Instructions
+from vla_nav.evaluation.metrics import SuccessRule
+from vla_nav.evaluation.play import Played, PlaySettings, Unit
+from vla_nav.evaluation.slots import Table
+from vla_nav.evaluation.subject import require_execution
+from vla_nav.simulators.host import MeshHost
+from vla_nav.simulators.plain import embodiment_to_plain
+from vla_nav.simulators.pool import SimulatorPool
+
+RULE = "turn_then_forward(4)"
+START = Pose.from_yaw((0.0, 0.0, 0.0), 0.0)  # looks along -Z, left is -X
+F, L, R = MOVE_FORWARD, TURN_LEFT, TURN_RIGHT
+
+
+@pytest.fixture(scope="module")
+def config(world, tmp_path_factory):
+    return evaluate_config(world, tmp_path_factory.mktemp("out"))
+
+
+@pytest.fixture(scope="module")
+def body(config):
+    return body_of(config)
+
+
+def places_of(done):
+    return np.array([pose.position for pose in done.poses])
+
+
+def test_a_straight_way_is_walked_in_steps_and_ends_at_the_target(body):
+    done = walk(np.array([[0, 0, 0], [0, 0, -0.6]]), START, yaw_rad=0.0, reach_m=1.0, body=body)
+    assert done.primitives == (F, F, F)
+    assert np.allclose(places_of(done)[:, 2], [-0.25, -0.5, -0.6])
+    assert not done.has_collided
+
+
+def test_turns_are_charged_by_the_body_s_angle_and_the_last_heading_is_exact(body):
+    # Half a metre to the left, then face back: three turns, two steps, three turns more.
+    done = walk(np.array([[0, 0, 0], [-0.5, 0, 0]]), START, yaw_rad=math.pi, reach_m=1.0, body=body)
+    assert done.primitives == (L, L, L, F, F, L, L, L)
+    assert np.allclose(places_of(done)[-1], [-0.5, 0, 0])
+    assert abs(done.poses[-1].yaw_rad) == pytest.approx(math.pi)
+    # 20 degrees are less than half a turn beyond the first: one turn is charged, the rest is free.
+    at = np.array([[0, 0, 0], [-math.sin(0.7), 0, -math.cos(0.7)]])
+    slanted = walk(at, START, yaw_rad=0.7, reach_m=1.0, body=body)
+    assert slanted.primitives == (L, F, F, F, F)
+    assert slanted.poses[-1].yaw_rad == pytest.approx(0.7)
+
+
+def test_a_slow_bend_is_not_free(body):
+    """Ten degrees a step never make half a turn at once; a right angle still costs three turns."""
+    angles = np.radians(np.arange(0, 100, 10))
+    legs = 0.25 * np.stack([-np.sin(angles), 0 * angles, -np.cos(angles)], axis=1)
+    points = np.concatenate([[[0, 0, 0]], np.cumsum(legs, axis=0)])
+    done = walk(points, START, yaw_rad=math.pi / 2, reach_m=10.0, body=body)
+    assert done.primitives.count(L) == 3
+    assert done.primitives.count(R) == 0
+    assert np.allclose(places_of(done)[-1], points[-1])
+
+
+@pytest.mark.parametrize("reach_m", [0.3, 0.55, 0.8, 2.0])
+def test_the_reach_cuts_the_way_and_corners_are_walked_not_cut(body, reach_m):
+    points = np.array([[0, 0, 0], [0, 0, -0.6], [0.6, 0, -0.6]])
+    done = walk(points, START, yaw_rad=0.0, reach_m=reach_m, body=body)
+    places = np.concatenate([[[0, 0, 0]], places_of(done)])
+    length = np.linalg.norm(np.diff(places, axis=0), axis=1).sum()
+    assert length == pytest.approx(min(reach_m, 1.2), abs=1e-6)
+    for x, _, z in places:
+        assert abs(x) < 1e-6 or abs(z + 0.6) < 1e-6  # on one leg or the other
+    if reach_m == 2.0:
+        assert done.primitives == (F, F, F, R, R, R, F, F, F, L, L, L)
+    elif reach_m == 0.8:  # cut short of the target: it faces along the way
+        assert done.poses[-1].yaw_rad == pytest.approx(-math.pi / 2)
+
+
+def test_a_way_of_no_length_costs_a_step_on_the_spot(body):
+    done = walk(np.zeros((2, 3)), START, yaw_rad=0.0, reach_m=1.0, body=body)
+    assert done == ((F,), (START,), True)
+    turned = walk(np.zeros((2, 3)), START, yaw_rad=-math.pi / 3, reach_m=1.0, body=body)
+    assert turned.primitives == (R, R)
+    assert not turned.has_collided
+
+
+def test_a_target_is_the_place_that_the_action_names(body):
+    space = WaypointSpace(decision=RULE)
+    target = target_of(space, Waypoint(0.5, -0.5, 0.3), body)
+    assert (target.forward_m, target.left_m, target.yaw_rad) == (0.5, -0.5, 0.3)
+    assert target.reach_m == 1.0
+    assert target.primitives == space.primitives(Waypoint(0.5, -0.5, 0.3), body)
+    assert target_of(space, Stop(), body) is None
+    assert target_of(space, Primitives((L,)), body) is None
+    wide = WaypointSpace(decision=RULE, range_m=3.0)
+    assert target_of(wide, Waypoint(3.0, 0.0, 0.0), body).reach_m == 3.0
+
+
+def test_a_pixel_s_target_is_what_it_shows(body):
+    camera = Camera("front", 33, 33, hfov_deg=90.0, height_m=1.25, has_depth=True)
+    seeing = SimpleNamespace(cameras=(camera,), turn_deg=30.0, step_m=0.25)
+    space = PointingSpace(decision=RULE)
+    depth = {"front": np.full((33, 33), 2.0, np.float32)}
+    ahead = target_of(space, Pointing("front", 0.5, 0.5, 0.0), seeing, depth)
+    assert (ahead.forward_m, ahead.left_m) == pytest.approx((2.0, 0.0))
+    assert ahead.up_m == (0.0,)  # at the camera's height there is no floor to see
+    low = target_of(space, Pointing("front", 0.5, 0.75, 0.0), seeing, depth)
+    assert low.up_m == pytest.approx((0.25, 0.0))
+    # Without depth the ray meets the floor; above the horizon it is a direction.
+    floor = target_of(space, Pointing("front", 0.25, 0.75, 0.0), seeing)
+    assert (floor.forward_m, floor.left_m) == pytest.approx((2.5, 1.25))
+    sky = target_of(space, Pointing("front", 0.5, 0.1, 0.0), seeing)
+    assert sky.forward_m == pytest.approx(FAR_M)
+    assert sky.reach_m == 1.0
+
+
+class Houses:
+    """A host with a generated house loaded, asked as the evaluation asks its workers."""
+
+    def __init__(self, config):
+        self.episodes, scenes = episodes_of(config)
+        self.body = body_of(config)
+        self.host = MeshHost()
+        self.host.configure(embodiment_to_plain(self.body), config["simulators"]["options"])
+        self.scenes = scenes
+
+    def go(self, episode, target, pose):
+        scene = self.scenes[episode.scene_id]
+        asking = approach(target, pose, scene=scene, body=self.body)
+        answer = None
+        while True:
+            try:
+                call = asking.send(answer)
+            except StopIteration as end:
+                return end.value
+            assert isinstance(call, Call)
+            answer = getattr(self.host, call.method)(**call.arguments)
+
+    def distance(self, episode, start, goal):
+        scene = self.scenes[episode.scene_id]
+        return float(self.host.distances(scene, np.array([start]), np.array([goal]))[0])
+
+
+def test_walks_in_a_house_stay_on_the_floor_and_are_as_long_as_the_geodesic(config):
+    houses = Houses(config)
+    rng = np.random.default_rng(0)
+    num_round_a_corner = 0
+    for number in range(40):
+        episode = houses.episodes[number % len(houses.episodes)]
+        scene = houses.scenes[episode.scene_id]
+        start = Pose.from_yaw(
+            tuple(houses.host.random_point(scene, number)), rng.uniform(-np.pi, np.pi)
+        )
+        goal = houses.host.random_point(scene, 1000 + number)
+        forward, left, _ = start.relative(Pose.from_yaw(tuple(goal), 0.0))
+        if abs(goal[1] - start.position[1]) > 0.1:
+            continue  # the target is named at the agent's own height
+        target = Target(forward, left, (0.0,), 0.0, 1e3, (STOP,))
+        done = houses.go(episode, target, start)
+        geodesic = houses.distance(episode, start.position, goal)
+        places = np.concatenate([[start.position], places_of(done)])
+        walked = np.linalg.norm(np.diff(places, axis=0), axis=1).sum()
+        assert walked == pytest.approx(geodesic, rel=0.01, abs=0.03)
+        assert np.allclose(places[-1], goal, atol=0.02)
+        assert done.poses[-1].yaw_rad == pytest.approx(start.yaw_rad, abs=1e-6)
+        num_round_a_corner += geodesic > 1.05 * np.linalg.norm(np.subtract(goal, start.position))
+        for place in places[1:]:
+            floor = houses.host.snap(scene, place.tolist())
+            assert math.dist(floor, place) < 0.06
+        assert done.primitives.count(F) >= walked / houses.body.step_m - 1e-6
+    assert num_round_a_corner >= 10  # straight lines would have proved nothing
+
+
+def test_a_target_without_a_way_is_none(config):
+    houses = Houses(config)
+    episode = houses.episodes[0]
+    nowhere = Target(500.0, 0.0, (0.0,), 0.0, 1.0, (F,))
+    assert houses.go(episode, nowhere, episode.start_pose) is None
+
+
+class Waypoints:
+    """A policy of waypoints: the next of a list at every decision, then STOP."""
+
+    def __init__(self, *actions):
+        self.space = WaypointSpace(decision=RULE)
+        self._actions = actions
+        self._asked: dict[int, int] = {}
+
+    def reset(self, slot, instruction, *, name):
+        self._asked[slot] = 0
+
+    def has_room(self, slot):
+        return True
+
+    def act(self, observations):
+        actions = {}
+        for slot in observations:
+            number = self._asked[slot]
+            self._asked[slot] += 1
+            actions[slot] = self._actions[number] if number < len(self._actions) else Stop()
+        return actions
+
+
+def play(config, policy, *, execution, num_workers=0, max_primitives=60):
+    episodes, scenes = episodes_of(config)
+    rows = [c for c in CONDITIONS if c.name == "policy" or c.actor is Actor.EXPERT]
+    settings = PlaySettings(
+        embodiment=body_of(config),
+        decision=policy.space.decision,
+        success=SuccessRule(),
+        seed=0,
+        max_primitives=max_primitives,
+        expert_stop_radius_m=0.5,
+        chance_stop_probability=0.1,
+        execution=execution,
+    )
+    pool = SimulatorPool(
+        "mesh", body_of(config), config["simulators"]["options"], num_workers=num_workers
+    )
+    table = Table(
+        pool,
+        settings,
+        Instructions(episodes, seed=0),
+        scene_path=lambda episode: scenes[episode.scene_id],
+        network=policy,
+        num_slots=4,
+    )
+    try:
+        played = list(table.play([Unit(row, e) for e in episodes[:5] for row in rows]))
+    finally:
+        pool.close()
+    assert all(isinstance(one, Played) for one in played)
+    return {one.unit.key: one.record for one in played}
+
+
+WAY = (Waypoint(1.0, 0.0, 0.0), Waypoint(0.5, 0.9, 1.0), Waypoint(0.6, -0.6, -0.8))
+
+
+def test_both_executions_are_declared_and_only_the_network_s_differs(config):
+    discrete = play(config, Waypoints(*WAY), execution="discrete")
+    geodesic = play(config, Waypoints(*WAY), execution="geodesic")
+    assert discrete.keys() == geodesic.keys()
+    for key, record in geodesic.items():
+        if key[0] == "expert":
+            assert record == discrete[key]
+            assert record["execution"] == "discrete"
+            continue
+        assert (record["execution"], discrete[key]["execution"]) == ("geodesic", "discrete")
+        assert record["num_decisions"] == 4
+        assert record["primitives"].endswith("0")
+        assert record["steps"] == len(record["primitives"])
+        assert record["num_unreachable"] == 0
+        path = np.array(record["path"])
+        assert np.linalg.norm(np.diff(path, axis=0), axis=1).max() <= 0.25 + 1e-3
+    assert any(geodesic[key]["path"] != discrete[key]["path"] for key in geodesic)
+
+
+def test_workers_and_slots_do_not_change_a_geodesic_result(config):
+    here = play(config, Waypoints(*WAY), execution="geodesic")
+    assert play(config, Waypoints(*WAY), execution="geodesic", num_workers=2) == here
+
+
+def test_the_cap_cuts_a_walk_and_the_episode_ends_there(config):
+    records = play(config, Waypoints(*WAY), execution="geodesic", max_primitives=6)
+    for key, record in records.items():
+        if key[0] == "policy":
+            assert record["steps"] == len(record["primitives"]) == 6
+            assert not record["has_stopped"]
+
+
+def test_an_unreachable_waypoint_is_walked_by_discrete_steps_and_counted(config):
+    far = Waypoint(80.0, 0.0, 0.0)  # outside every house
+    records = play(config, Waypoints(far), execution="geodesic", max_primitives=30)
+    same = play(config, Waypoints(far), execution="discrete", max_primitives=30)
+    for key, record in records.items():
+        if key[0] == "policy":
+            assert record["num_unreachable"] == 1
+            assert record["path"] == same[key]["path"]
+
+
+def test_a_space_without_places_is_refused():
+    policy = SimpleNamespace(space=SimpleNamespace(name="chunk"))
+    with pytest.raises(UserError, match=r"actions=chunk are primitive actions.*discrete"):
+        require_execution("geodesic", policy)
+    assert require_execution("discrete", policy) == "discrete"
+    assert require_execution("geodesic", None) == "geodesic"
