@@ -4,6 +4,9 @@
                          executed = the label's first decision, or, for a share of the decisions,
                                     a random one: the data then shows how to come back
 
+Somebody else may decide instead (`walked`, `vla_nav.evaluation.dagger`): the expert labels every
+state all the same.
+
 The camera's height and pitch may be drawn per episode; they are stored with it. Everything random
 is drawn from the run's seed and the episode's key, so the data does not depend on how the work is
 spread (`vla_nav.evaluation.record_run`).
@@ -11,6 +14,7 @@ spread (`vla_nav.evaluation.record_run`).
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,14 +23,14 @@ import numpy as np
 from vla_nav.actions.decisions import DecisionRule, cut
 from vla_nav.actions.pointing import farthest_visible
 from vla_nav.episodes.frames import frame_key
-from vla_nav.episodes.types import Embodiment, Episode, ExpertLabel, PixelTarget, Step
+from vla_nav.episodes.rollouts import original_id
+from vla_nav.episodes.types import Embodiment, Episode, ExpertLabel, PixelTarget, Pose, Step
 from vla_nav.errors import UserError
 from vla_nav.evaluation.conditions import random_decision
-from vla_nav.evaluation.rollout import Simulate, rollout
+from vla_nav.evaluation.rollout import Decide, Simulate, rollout
 from vla_nav.seeding import generator
-from vla_nav.simulators.agent import Agent, ExpertSettings
-from vla_nav.simulators.mesh import MeshSimulator
-from vla_nav.simulators.protocol import Observation
+from vla_nav.simulators.agent import Agent, ExpertSettings, Outcome
+from vla_nav.simulators.protocol import Observation, Simulator
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,56 +91,107 @@ class Skipped(NamedTuple):
     reason: str
 
 
+class Ask(NamedTuple):
+    """A state of the walk: what is seen there, and the decision that the expert proposes (a share
+    `perturbation` of its proposals is random)."""
+
+    observation: Observation
+    proposed: tuple[int, ...]
+
+
+class Walked(NamedTuple):
+    """A walk: its steps and frames under the body drawn for it. end: None where STOP was called,
+    else why it ended without."""
+
+    body: Embodiment
+    steps: tuple[Step, ...]
+    frames: dict[str, np.ndarray]
+    end: str | None
+
+
 def record_episode(
-    episode: Episode, simulator: MeshSimulator, settings: RecordSettings
+    episode: Episode, simulator: Simulator, settings: RecordSettings
 ) -> Recorded | Skipped:
-    """Walk one episode. `simulator` has its scene loaded; its cameras are set for the episode."""
-    rng = generator(settings.seed, "record", *episode.key)
-    simulator.embodiment = body = _drawn_body(settings, rng)
+    """Walk one episode with the expert. `simulator` has its scene loaded; its cameras are set for
+    the episode."""
+    walk = walked(episode, simulator, settings)
+    answer: tuple[int, ...] | None = None
+    while True:
+        try:
+            answer = walk.send(answer).proposed
+        except StopIteration as done:
+            end = done.value
+            break
+    if isinstance(end, Skipped):
+        return end
+    if end.end is not None:
+        return Skipped(episode, end.end)
+    return Recorded(replace(episode, embodiment=end.body, steps=end.steps), end.frames)
+
+
+def walked(
+    episode: Episode, simulator: Simulator, settings: RecordSettings
+) -> Generator[Ask, tuple[int, ...] | None, Walked | Skipped]:
+    """Walk one episode, asking at every state for the decision to execute; the expert labels all.
+
+    Several walks may be under way in one simulator: each sets its own cameras before it looks.
+    """
+    rng = generator(settings.seed, "record", *episode.key[:3], original_id(episode))
+    body = _drawn_body(settings, rng)
     goals = tuple(goal.position for goal in episode.goals)
-    expert = ExpertSettings(goals, settings.stop_radius_m, settings.horizon)
+    simulator.embodiment = body
     try:
+        expert = ExpertSettings(goals, settings.stop_radius_m, settings.horizon)
         agent = Agent(simulator, episode.start_pose, expert)
     except UserError as error:
         return Skipped(episode, str(error))
     frames: dict[str, np.ndarray] = {}
     seen: list[tuple[dict[str, str], ExpertLabel]] = []
-    poses = []
+    poses: list[Pose] = []
     play = rollout(agent.pose, max_primitives=settings.max_primitives)
     request = next(play)
+    stuck: str | None = None
     while True:
+        answer: Outcome | tuple[int, ...]
         if isinstance(request, Simulate):
             wants = not request.is_last
+            simulator.embodiment = body
             answer = agent.run(request.primitives, wants_images=wants, wants_label=wants)
         else:
+            assert isinstance(request, Decide), request
             observation, label = request.outcome.observation, request.outcome.label
             if label is None:
-                return Skipped(episode, str(request.outcome.stuck))
-            assert observation is not None
-            if observation.depth:
-                label = replace(label, pixel=_pixel(agent, observation, body))
-            keys = {name: frame_key(image) for name, image in observation.rgb.items()}
-            frames.update((keys[name], image) for name, image in observation.rgb.items())
-            for name, image in observation.depth.items():
-                key = keys[f"{name}.depth"] = frame_key(image)
-                frames[key] = image
-            seen.append((keys, label))
-            poses.append(request.pose)
-            answer = cut(label.primitives, settings.decision)
-            if rng.random() < settings.perturbation:
-                answer = random_decision(settings.decision, body, rng)
+                stuck, answer = str(request.outcome.stuck), ()
+            else:
+                assert observation is not None
+                if observation.depth:
+                    label = replace(label, pixel=_pixel(agent, observation, body))
+                keys = {name: frame_key(image) for name, image in observation.rgb.items()}
+                frames.update((keys[name], image) for name, image in observation.rgb.items())
+                for name, image in observation.depth.items():
+                    key = keys[f"{name}.depth"] = frame_key(image)
+                    frames[key] = image
+                seen.append((keys, label))
+                poses.append(request.pose)
+                proposed = cut(label.primitives, settings.decision)
+                if rng.random() < settings.perturbation:
+                    proposed = random_decision(settings.decision, body, rng)
+                chosen = yield Ask(observation, proposed)
+                assert chosen, "a decision has at least one primitive"
+                answer = chosen
         try:
             request = play.send(answer)
-        except StopIteration as end:
-            trajectory = end.value
+        except StopIteration as done:
+            trajectory = done.value
             break
-    if not trajectory.has_stopped:
-        return Skipped(episode, f"no STOP within {settings.max_primitives} primitive actions")
+    end = stuck
+    if end is None and not trajectory.has_stopped:
+        end = f"no STOP within {settings.max_primitives} primitive actions"
     steps = tuple(
         Step(pose, keys, executed, (label,))
         for pose, (keys, label), executed in zip(poses, seen, trajectory.decisions, strict=True)
     )
-    return Recorded(replace(episode, embodiment=body, steps=steps), frames)
+    return Walked(body, steps, frames, end)
 
 
 def _drawn_body(settings: RecordSettings, rng: np.random.Generator) -> Embodiment:
