@@ -28,6 +28,7 @@ from vla_nav.errors import UserError
 from vla_nav.evaluation.record_run import record, record_from
 from vla_nav.evaluation.recording import Recorded, RecordSettings, Skipped, record_episode
 from vla_nav.simulators.mesh import MeshSimulator
+from vla_nav.simulators.opening import SimulatorSetup
 
 RULE = DecisionRule.parse("turn_then_forward(4)")
 
@@ -179,7 +180,7 @@ def write(config, root: Path, *, num_workers: int, episodes=None):
         scenes=scenes,
         root=root,
         settings=settings_of(config, perturbation=0.2),
-        options=config["simulators"]["options"],
+        simulator=SimulatorSetup.of(config["simulators"]),
         storage="png",
         num_workers=num_workers,
         recording={"backend": "mesh"},
@@ -243,7 +244,7 @@ def test_a_finished_set_is_left_alone_and_another_request_is_refused(config, tmp
             scenes=episodes_of(config_25)[1],
             root=tmp_path / "set",
             settings=settings_of(config_25),
-            options={},
+            simulator=SimulatorSetup("mesh", {}),
             storage="png",
             num_workers=0,
             recording={"backend": "mesh"},
@@ -261,12 +262,13 @@ def test_a_set_without_any_recordable_episode_is_an_error(config, tmp_path):
 def test_a_fault_before_the_first_part_binds_nobody_to_its_settings(config, tmp_path):
     episodes, scenes = episodes_of(config)
     wrong = {scene: str(tmp_path / "lost.glb") for scene in scenes}
-    asked = {"root": tmp_path / "set", "options": {}, "storage": "png", "num_workers": 0}
+    asked = {"root": tmp_path / "set", "storage": "png", "num_workers": 0}
     with pytest.raises(UserError, match=r"lost\.glb: no such scene file"):
         record(
             episodes[:1],
             scenes=wrong,
             settings=settings_of(config, max_primitives=99),
+            simulator=SimulatorSetup("mesh", {}),
             recording={"backend": "mesh"},
             **asked,
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ from vla_nav.evaluation.process_units import progress_bar, run_units
 from vla_nav.evaluation.recording import Recorded, RecordSettings, record_episode
 from vla_nav.evaluation.setup import embodiment_of, read_episodes, scene_files
 from vla_nav.files import file_digest, locked, read_json, write_json
-from vla_nav.simulators.mesh import MeshSimulator
+from vla_nav.simulators.opening import SimulatorSetup
 
 _UNIT_EPISODES = 32  # a unit's episodes: one part, lost together when killed
 _SKIPPED = "skipped.json"  # beside data/ and meta/: episodes without a recording, with reasons
@@ -82,7 +83,7 @@ class _Job(NamedTuple):
     split: str
     storage: str
     settings: RecordSettings
-    options: dict[str, Any]
+    simulator: SimulatorSetup
     recording: dict[str, Any]
 
 
@@ -106,7 +107,7 @@ def record_from(config: Mapping[str, Any]) -> int:
         scenes=scene_files(episodes, data["scenes"]),
         root=Path(data["recorded"]),
         settings=settings,
-        options=simulators["options"],
+        simulator=SimulatorSetup.of(simulators),
         storage=options["storage"],
         num_workers=config["num_workers"],
         recording={
@@ -136,14 +137,14 @@ def record(
     scenes: Mapping[str, str],
     root: Path,
     settings: RecordSettings,
-    options: dict[str, Any],
+    simulator: SimulatorSetup,
     storage: str,
     num_workers: int,
     recording: dict[str, Any],
 ) -> RecordSummary:
     """Record `episodes` (one data set and split) into the LeRobot v3 set `root`; resumable.
 
-    scenes: scene id -> file. options: keywords of the simulator. recording: further facts for
+    scenes: scene id -> file. simulator: the backend to record in. recording: further facts for
     the conventions. num_workers: 0 records in this process. Raises `UserError` for a full disk, a
     set of other conventions, or when no episode can be recorded.
     """
@@ -151,7 +152,7 @@ def record(
     begun = time.perf_counter()
     first = episodes[0]
     facts = {**settings.describe(), **recording}
-    job = _Job(str(root), first.dataset, first.split, storage, settings, options, facts)
+    job = _Job(str(root), first.dataset, first.split, storage, settings, simulator, facts)
     if (root / _INFO).exists():
         return _finished_before(job, episodes, begun)
     before = completed_episodes(root)
@@ -228,19 +229,18 @@ def _finished_before(job: _Job, episodes: Sequence[Episode], begun: float) -> Re
 
 def _record_unit(job: _Job, unit: _Unit) -> _Done:
     """Record the episodes of one scene into one part."""
-    simulator = MeshSimulator(job.settings.embodiment, **job.options)
-    simulator.load_scene(unit.scene)
     skipped, num_recorded, num_steps = [], 0, 0
-    with _writer(job) as writer:
-        for episode in unit.episodes:
-            result = record_episode(episode, simulator, job.settings)
-            if isinstance(result, Recorded):
-                writer.add(result.episode, result.frames)
-                num_recorded += 1
-                num_steps += len(result.episode.steps)
-            else:
-                skipped.append((episode.key, result.reason))
-    simulator.close()
+    with closing(job.simulator.opened(job.settings.embodiment)) as simulator:
+        simulator.load_scene(unit.scene)
+        with _writer(job) as writer:
+            for episode in unit.episodes:
+                result = record_episode(episode, simulator, job.settings)
+                if isinstance(result, Recorded):
+                    writer.add(result.episode, result.frames)
+                    num_recorded += 1
+                    num_steps += len(result.episode.steps)
+                else:
+                    skipped.append((episode.key, result.reason))
     return _Done(num_recorded, num_steps, skipped)
 
 

@@ -51,7 +51,7 @@ class Sensors:
 
     def fit(self, cameras: tuple[Camera, ...]) -> bool:
         """Whether they can render these cameras; height and pitch may differ."""
-        return self._made_for == [_shape(camera) for camera in cameras]
+        return all(_shape(camera) in self._made_for for camera in cameras)
 
     def look(self, pose: Pose, cameras: tuple[Camera, ...], *, semantic: bool) -> Observation:
         """Images where the agent's node stands."""

@@ -98,8 +98,13 @@ def make_host(backend: str) -> Any:
 
         return Host(MeshSimulator, max_simulators=6)
     if backend == "habitat":
-        from vla_nav.simulators.habitat import HabitatSimulator, library_version
         from vla_nav.simulators.host import Host
+
+        try:
+            from vla_nav.simulators.habitat import HabitatSimulator, library_version
+        except ImportError as error:
+            reason = " ".join(str(error).split())
+            raise SystemExit(f"{sys.executable} cannot import habitat-sim ({reason})") from None
 
         return Host(HabitatSimulator, max_simulators=1, version=library_version())
     raise ValueError(f"unknown simulator backend {backend!r}; allowed: mesh, habitat")

@@ -1,0 +1,62 @@
+"""A simulator by configuration: in this process where the backend allows, else behind a worker.
+
+conf/simulators/*.yaml  ->  SimulatorSetup  --opened(body)-->  MeshSimulator
+                                                               RemoteSimulator - - worker
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vla_nav.episodes.types import Embodiment
+from vla_nav.errors import UserError
+from vla_nav.frozen import frozen
+from vla_nav.simulators.client import (
+    IN_PROCESS_BACKENDS,
+    RemoteSimulator,
+    WorkerDiedError,
+    WorkerProcess,
+)
+from vla_nav.simulators.protocol import Simulator
+
+
+@frozen
+class SimulatorSetup:
+    """Which simulator: the backend, its keyword options, and where its process comes from."""
+
+    backend: str
+    options: Mapping[str, Any]
+    python: str | None = None
+    timeout_s: float = 120.0
+
+    @staticmethod
+    def of(simulators: Mapping[str, Any]) -> SimulatorSetup:
+        """The setup of a composed `simulators` configuration."""
+        return SimulatorSetup(
+            simulators["backend"],
+            dict(simulators["options"]),
+            simulators.get("python"),
+            float(simulators.get("timeout_s", 120.0)),
+        )
+
+    def opened(self, embodiment: Embodiment) -> Simulator:
+        """A simulator without a scene; close it, since it may own a process."""
+        if self.backend in IN_PROCESS_BACKENDS:
+            from vla_nav.simulators.mesh import MeshSimulator
+
+            return MeshSimulator(embodiment, **self.options)
+        try:
+            worker = WorkerProcess(
+                self.backend,
+                embodiment,
+                dict(self.options),
+                python=self.python,
+                timeout_s=self.timeout_s,
+            )
+        except WorkerDiedError as error:
+            raise UserError(
+                f"simulators.python={self.python}: no worker of backend '{self.backend}' starts "
+                f"({error}); name an interpreter that has the backend"
+            ) from None
+        return RemoteSimulator(worker, embodiment, backend=self.backend)
