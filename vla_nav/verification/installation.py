@@ -1,7 +1,8 @@
 """Doctor without data: what this machine and environment can run. Every probe really runs.
 
     I1 Python and packages | I2 torch and its devices | I3 attention against its definition
-    I4 simulator: a worker process started, a room rendered and walked | I5 EGL | I6 disk, memory
+    I4 simulator: what habitat-sim needs, a worker process started, a room rendered and walked
+    I5 EGL | I6 disk, memory
 
 A probe that fails is an error with a remedy; what is merely absent (no GPU, no EGL) is information,
 since everything but speed and habitat-sim works without it. Codes keep their meaning.
@@ -17,7 +18,6 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,26 +34,13 @@ from vla_nav.simulators.client import (
     WorkerFaultError,
     WorkerProcess,
 )
+from vla_nav.verification.habitat_installation import probe_habitat
+from vla_nav.verification.probes import Probe, one_line
 
 PYTHON_RANGE = ((3, 11), (3, 14))  # from, to exclusive
 _LOW_DISK_GIB, _LOW_SHM_MIB, _LOW_MEMORY_GIB = 5.0, 512, 4.0
 _WORKER_TIMEOUT_S, _EGL_TIMEOUT_S = 60.0, 30.0
 _ROOM_M = 4.0
-
-
-@dataclass(frozen=True)
-class Probe:
-    """One line of the report; severity is ok, info, warning or error; remedy "" if none is due."""
-
-    code: str
-    name: str
-    severity: str
-    found: str
-    remedy: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def examine_installation(
@@ -73,7 +60,7 @@ def examine_installation(
         lambda: [probe_packages()],
         probe_torch,
         probe_attention,
-        lambda: [probe_simulator(body, simulators)],
+        lambda: probe_backend(body, simulators),
         lambda: [probe_egl()],
         lambda: probe_room(Path(output_dir)),
     ]
@@ -157,12 +144,20 @@ def probe_attention() -> list[Probe]:
             )
         except (UserError, RuntimeError) as error:
             remedy = "use the other backend (attention=flex or sdpa), or another torch release"
-            probes.append(Probe("I301", label, "error", _line(error), remedy))
+            probes.append(Probe("I301", label, "error", one_line(error), remedy))
             continue
         worst = parity.differences[0]
         text = f"off by {worst.relative:.1g} at most, allowed {parity.tolerance:g}, {dtype}"
         probes.append(Probe("I301", label, "ok", text))
     return probes
+
+
+def probe_backend(body: Embodiment, simulators: Mapping[str, Any]) -> list[Probe]:
+    """I41x: what habitat-sim needs, where it is the backend; then I401 if that is there."""
+    probes = probe_habitat(simulators) if simulators["backend"] == "habitat" else []
+    if any(probe.severity == "error" for probe in probes):
+        return probes
+    return [*probes, probe_simulator(body, simulators)]
 
 
 def probe_simulator(body: Embodiment, simulators: Mapping[str, Any]) -> Probe:
@@ -179,13 +174,13 @@ def probe_simulator(body: Embodiment, simulators: Mapping[str, Any]) -> Probe:
         )
     except (UserError, WorkerDiedError, WorkerFaultError) as error:
         remedy = "set simulators.python to an interpreter that has the backend"
-        return Probe("I401", name, "error", _line(error), remedy)
+        return Probe("I401", name, "error", one_line(error), remedy)
     simulator = RemoteSimulator(worker, body, backend=backend)
     try:
         with tempfile.TemporaryDirectory() as folder:
             text, fault = _use(simulator, _write_room(Path(folder) / "room.glb"), body)
     except (UserError, WorkerDiedError, WorkerFaultError) as error:
-        text, fault = _line(error), "the worker did not get through a room of four walls"
+        text, fault = one_line(error), "the worker did not get through a room of four walls"
     finally:
         simulator.close()
     if fault:
@@ -285,7 +280,7 @@ def _probe_device(index: int) -> Probe:
         free, total = (size / 2**30 for size in torch.cuda.mem_get_info(index))
     except RuntimeError as error:
         remedy = "install a torch build for this GPU and driver (nvidia-smi shows its CUDA version)"
-        return Probe("I202", name, "error", _line(error), remedy)
+        return Probe("I202", name, "error", one_line(error), remedy)
     text = f"{about.name}, {free:.0f} of {total:.0f} GiB free, sm_{about.major}{about.minor}"
     if not is_right:
         remedy = "install a torch build for this GPU: a bfloat16 product is wrong"
@@ -332,7 +327,3 @@ def _use(simulator: RemoteSimulator, room: Path, body: Embodiment) -> tuple[str,
     if any(np.ptp(image) == 0 for image in images.values()):
         return text, "an image is of one colour"
     return text, ""
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:500]
