@@ -6,7 +6,8 @@ Episodes of one house resemble each other, so a resample draws whole scenes with
     interval    the 2.5 % and 97.5 % quantiles of the resampled means
 
 Flagged episodes (no finite geodesic) are excluded and counted (`exclude`), or count as failures
-with SR, OSR, SPL, nDTW and SDTW of 0 and no NE (`failure`); the table says which.
+with SR, OSR, SPL, nDTW and SDTW of 0 and no NE (`failure`); the table says which. Under `public`
+stands what public code makes of the same episodes, none excluded (`conventions.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from vla_nav.errors import unknown_name
+from vla_nav.evaluation.conventions import public_aggregate
 from vla_nav.seeding import generator
 
 FLAG_POLICIES = ("exclude", "failure")
@@ -45,7 +47,13 @@ def aggregate(
     if flag_policy == "exclude":
         scored = [record for record in records if record["flag"] is None]
     else:
-        zeros = dict.fromkeys(fields, 0.0)
+        # A task without a reference path has no nDTW, of failures neither.
+        kept = [record for record in records if record["flag"] is None]
+        zeros = {
+            field: 0.0
+            for field in fields
+            if not kept or any(record[field] is not None for record in kept)
+        }
         scored = [record if record["flag"] is None else {**record, **zeros} for record in records]
     row: dict[str, Any] = {
         "name": name,
@@ -56,13 +64,14 @@ def aggregate(
     }
     scenes = [record["scene_id"] for record in scored]
     for field in fields:
-        values = [float(record[field]) for record in scored]
+        values = [float(record[field]) for record in scored if record[field] is not None]
         row[field] = _mean(values)
         if _is_success(field) or field == "spl":
             low, high = interval(values, scenes, seed=seed)
             row[f"{field}_low"], row[f"{field}_high"] = low, high
     for field in _PLAIN:
         row[field] = _mean([float(record[field]) for record in scored if record[field] is not None])
+    row["public"] = public_aggregate(records)
     return row
 
 

@@ -14,7 +14,8 @@ The public VLN-CE code starts its nDTW path and its OSR after the first action; 
 kept beside the ones above as `ndtw_public` and `osr_public`.
 
 A goal that cannot be reached has no finite geodesic. Such an episode gets the flag
-`non_finite_geodesic` and no scores; what an aggregate does with it is declared there.
+`non_finite_geodesic` and no scores; what an aggregate does with it is declared there. What public
+code would have made of it, or of any episode, is kept under `public` (`conventions.py`).
 
 Axis legend:  N visited positions (one per primitive action, plus the start), R reference points.
 """
@@ -29,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from vla_nav.errors import UserError
+from vla_nav.evaluation.conventions import public_scores, to_json
 
 NON_FINITE = "non_finite_geodesic"
 DEFINITIONS = {
@@ -69,7 +71,10 @@ class SuccessRule:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeMetrics:
-    """One episode's scores; every score is None where `flag` is set. Lengths in metres."""
+    """One episode's scores; every score is None where `flag` is set. Lengths in metres.
+
+    public: the scores of public code, flagged or not; non-finite ones as text.
+    """
 
     flag: str | None
     sr: float | None
@@ -86,6 +91,7 @@ class EpisodeMetrics:
     steps: int
     collisions: int
     has_stopped: bool
+    public: dict[str, float | str | None]
 
     def as_dict(self) -> dict[str, Any]:
         """Flat JSON values: the further thresholds stand beside the other scores."""
@@ -107,7 +113,7 @@ def episode_metrics(
 
     positions: (N, 3) metres, the start and the place after every primitive action except STOP.
     distances_m: (N,) geodesic distance of each to the nearest goal; inf or NaN without a path.
-    reference_path: (R, 3) metres.
+    reference_path: (R, 3) metres; (0, 3) in tasks without one, whose nDTW and SDTW are None.
     """
     positions = np.asarray(positions, dtype=np.float64).reshape(-1, 3)
     distances = np.asarray(distances_m, dtype=np.float64)
@@ -115,6 +121,21 @@ def episode_metrics(
     path_m = float(np.linalg.norm(np.diff(positions, axis=0), axis=1).sum())
     steps = len(positions) - 1 + int(has_stopped)
     geodesic_m, ne_m = float(distances[0]), float(distances[-1])
+    # After the first action the agent stands at positions[1]; a first STOP leaves it at the start.
+    after_first = slice(1, None) if len(positions) > 1 else slice(None)
+    has_reference = len(reference_path) > 0
+
+    def ndtw_of(path: np.ndarray) -> float | None:
+        if not has_reference:
+            return None
+        return normalised_dtw(path, reference_path, threshold_m=rule.success_m)
+
+    ndtw_public = ndtw_of(positions[after_first])
+    public = to_json(
+        public_scores(
+            distances, path_m, ndtw_public, has_stopped=has_stopped, success_m=rule.success_m
+        )
+    )
     if not (math.isfinite(geodesic_m) and math.isfinite(ne_m)):
         return EpisodeMetrics(
             flag=NON_FINITE,
@@ -132,6 +153,7 @@ def episode_metrics(
             steps=steps,
             collisions=num_collisions,
             has_stopped=has_stopped,
+            public=public,
         )
 
     def success(threshold_m: float) -> float:
@@ -139,9 +161,7 @@ def episode_metrics(
 
     sr = success(rule.success_m)
     longest = max(geodesic_m, path_m)
-    ndtw = normalised_dtw(positions, reference_path, threshold_m=rule.success_m)
-    # After the first action the agent stands at positions[1]; a first STOP leaves it at the start.
-    after_first = slice(1, None) if len(positions) > 1 else slice(None)
+    ndtw = ndtw_of(positions)
     return EpisodeMetrics(
         flag=None,
         sr=sr,
@@ -151,15 +171,14 @@ def episode_metrics(
         spl=sr * (geodesic_m / longest if longest > 0 else 1.0),
         ne_m=ne_m,
         ndtw=ndtw,
-        ndtw_public=normalised_dtw(
-            positions[after_first], reference_path, threshold_m=rule.success_m
-        ),
-        sdtw=sr * ndtw,
+        ndtw_public=ndtw_public,
+        sdtw=None if ndtw is None else sr * ndtw,
         geodesic_m=geodesic_m,
         path_m=path_m,
         steps=steps,
         collisions=num_collisions,
         has_stopped=has_stopped,
+        public=public,
     )
 
 

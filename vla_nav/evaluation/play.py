@@ -21,6 +21,7 @@ from vla_nav.actions.targets import Target
 from vla_nav.episodes.types import Embodiment, Episode
 from vla_nav.evaluation.approach import Call, approach
 from vla_nav.evaluation.conditions import Actor, Condition
+from vla_nav.evaluation.languages import language_of
 from vla_nav.evaluation.metrics import SuccessRule, episode_metrics
 from vla_nav.evaluation.rollout import Carry, Decide, Simulate, Trajectory, rollout
 from vla_nav.simulators import plain
@@ -160,6 +161,8 @@ def reference_of(episode: Episode, *, spacing_m: float) -> np.ndarray:
 
 def resampled(path: np.ndarray, *, spacing_m: float) -> np.ndarray:
     """A polyline (P, 3) with points at most `spacing_m` apart, evenly between its ends: (R, 3)."""
+    if len(path) == 0:
+        return path
     lengths = np.linalg.norm(np.diff(path, axis=0), axis=1)
     at = np.concatenate([[0.0], np.cumsum(lengths)])  # (P,) metres from the start
     count = max(1, math.ceil(at[-1] / spacing_m - 1e-9)) if at[-1] > 0 else 0
@@ -198,6 +201,7 @@ def _record(
         "role": role,
         "episode_id": episode_id,
         "scene_id": unit.episode.scene_id,
+        "language": language_of(unit.episode),
         **metrics,
         "execution": execution_of(unit.condition, settings),
         "num_unreachable": notes.num_unreachable,

@@ -1,6 +1,8 @@
 """The report of a run: report.json for programs, a table for the console, report.html for people.
 
-report.json   {"rows": [{"name", "n", "sr", "sr_low", "sr_high", "spl", "ne_m", "ndtw", ...}],
+report.json   {"rows": [{"name", "n", "sr", "sr_low", "sr_high", "spl", "ne_m", "ndtw", ...,
+                         "public": {"vlnce": {...}, "internnav": {...}}}],
+               "languages": the same per language, with "language" (RxR-CE; else empty),
                "run": what was evaluated, "definitions": ..., "timing": ...}
 report.html   the same and every episode, in one file that needs no network
 """
@@ -10,19 +12,21 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
 from rich.console import Console
 from rich.table import Table as ConsoleTable
 
+from vla_nav.evaluation import replays, throughput
 from vla_nav.evaluation.aggregate import aggregate
+from vla_nav.evaluation.conventions import DEFINITIONS as CONVENTIONS
+from vla_nav.evaluation.languages import language_groups
 from vla_nav.evaluation.metrics import DEFINITIONS
 from vla_nav.evaluation.pictures import MAPS, VIDEOS
 from vla_nav.evaluation.results import key_of
-from vla_nav.evaluation.slots import Timing
 from vla_nav.files import atomic_path, write_json
 
 _TEMPLATE = "report.html.j2"
@@ -39,11 +43,14 @@ def write_report(
     flag_policy: str,
     seed: int,
     facts: Mapping[str, Any],
-    timing: Timing,
+    timing: throughput.Timing,
+    languages: Mapping[str, int] = MappingProxyType({}),
+    batching: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Aggregate `records`, write report.json and report.html, print the table; the report.
 
-    num_expected: episodes per row. facts: what the results have in common (run.json).
+    num_expected: episodes per row, and of these with a stated language, `languages`. facts: what
+    the results have in common (run.json). batching: what `vla_nav.evaluation.replays` found.
     """
     # In one order, so that sums do not depend on the order in which episodes ended.
     ordered = sorted(records, key=lambda record: (rows.index(record["row"]), key_of(record)))
@@ -59,6 +66,24 @@ def write_report(
     ]
     report = {
         "rows": table,
+        "languages": [
+            {
+                "language": group,
+                **aggregate(
+                    name,
+                    [
+                        record
+                        for record in ordered
+                        if record["row"] == name and record["language"] in members
+                    ],
+                    num_expected=sum(languages[member] for member in members),
+                    flag_policy=flag_policy,
+                    seed=seed,
+                ),
+            }
+            for name in rows
+            for group, members in language_groups(languages).items()
+        ],
         "is_complete": len(records) == num_expected * len(rows),
         "flag_policy": flag_policy,
         "run": dict(facts),
@@ -67,20 +92,31 @@ def write_report(
             "intervals": "95 % bootstrap, whole scenes resampled",
             "threshold_m": facts["success"]["success_m"],
             "flagged": f"episodes without a finite geodesic: policy '{flag_policy}'",
+            **{f"public: {name}": text for name, text in CONVENTIONS.items()},
         },
-        "timing": _timing(timing),
+        "timing": throughput.with_rates(timing),
+        "batching": None if batching is None else dict(batching),
     }
     write_json(folder / "report.json", report)
     page = (
         _environment()
         .get_template(_TEMPLATE)
-        .render(report=report, records=ordered, pictures=_pictures(folder))
+        .render(
+            report=report,
+            records=ordered,
+            pictures=_pictures(folder),
+            throughput=throughput.sentence(report["timing"]),
+            batching=_batching_line(report),
+        )
     )
     with atomic_path(folder / "report.html") as temporary:
         temporary.write_text(page, encoding="utf-8")
     console = Console()
     console.width = max(console.width, _TABLE_COLUMNS)
     console.print(console_table(report))
+    for line in (throughput.sentence(report["timing"]), _batching_line(report)):
+        if line:
+            print(line)
     print(f"report: {folder / 'report.html'}")
     return report
 
@@ -100,9 +136,9 @@ def console_table(report: Mapping[str, Any]) -> ConsoleTable:
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("OSR", "SPL", "NE m", "nDTW", "steps", "flags"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in report["rows"]:
+    for row in [*report["rows"], *report["languages"]]:
         table.add_row(
-            row["name"],
+            f"{row['name']} {row['language']}" if "language" in row else row["name"],
             f"{row['n']}/{row['num_expected']}",
             f"{_number(row['sr'])} [{_number(row['sr_low'])}, {_number(row['sr_high'])}]",
             *(_number(row[name]) for name in further),
@@ -113,16 +149,9 @@ def console_table(report: Mapping[str, Any]) -> ConsoleTable:
     return table
 
 
-def _timing(timing: Timing) -> dict[str, Any]:
-    """Seconds and rates of this start (not of what earlier starts had finished)."""
-    values = asdict(timing)
-    wall = timing.wall_s
-    values["policy_share"] = timing.policy_s / wall if wall else None
-    values["episodes_per_s"] = timing.num_episodes / wall if wall else None
-    values["frames_per_s"] = timing.num_decisions / wall if wall else None
-    return {
-        key: round(value, 4) if isinstance(value, float) else value for key, value in values.items()
-    }
+def _batching_line(report: Mapping[str, Any]) -> str:
+    said = report["batching"]
+    return "" if said is None else replays.sentence(said)
 
 
 def _pictures(folder: Path) -> list[dict[str, str]]:
@@ -154,5 +183,6 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _number(value: float | str | None, digits: int = 2) -> str:
+    """A number with its digits; "inf" and "nan" of the public conventions as they are."""
+    return "-" if value is None else f"{float(value):.{digits}f}"

@@ -5,40 +5,47 @@
       --when every shard is there--> report.json, report.html
 
 The exit code is 0 only when every expected episode of this shard has its line; an episode whose
-simulator died twice has none, is listed in crashes.jsonl and is played again by the next start.
+simulator died twice has none, is listed in crashes-*.jsonl and is played again by the next start.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+import xxhash
 
+from vla_nav.episodes.types import Episode
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.evaluation.aggregate import FLAG_POLICIES
 from vla_nav.evaluation.approach import EXECUTIONS
-from vla_nav.evaluation.conditions import Condition, Instructions, conditions_named
+from vla_nav.evaluation.conditions import Actor, Condition, Instructions, conditions_named
+from vla_nav.evaluation.languages import count_languages
 from vla_nav.evaluation.metrics import SuccessRule
-from vla_nav.evaluation.pictures import Pictures
-from vla_nav.evaluation.play import Played, PlaySettings, Unit
+from vla_nav.evaluation.play import PlaySettings, Unit
+from vla_nav.evaluation.replays import batching, replayed_units
 from vla_nav.evaluation.report import write_report
-from vla_nav.evaluation.results import ResultsFile, claim_folder, missing, read_results
+from vla_nav.evaluation.results import (
+    REPLAYS,
+    RESULTS,
+    Key,
+    ResultsFile,
+    claim_folder,
+    missing,
+    read_results,
+)
 from vla_nav.evaluation.selection import select, shard_of
 from vla_nav.evaluation.setup import read_episodes, scene_files
-from vla_nav.evaluation.slots import Crashed, Table, Timing
+from vla_nav.evaluation.shard_run import Shard, crashes_file, play_shard
 from vla_nav.evaluation.subject import Subject, load_subject, require_execution
 from vla_nav.evaluation.tasks import refuse_other_conditions
+from vla_nav.evaluation.throughput import read_timings, total
 from vla_nav.files import file_digest
-from vla_nav.simulators.pool import SimulatorPool
 
 DONE, INCOMPLETE = 0, 3
-_CRASHES = "crashes.jsonl"
 
 
 def evaluate_from(config: Mapping[str, Any]) -> int:
@@ -55,9 +62,10 @@ def evaluate_from(config: Mapping[str, Any]) -> int:
         num_episodes=options["num_episodes"],
         scenes=options["scenes"],
         episode_ids=[str(name) for name in options["episode_ids"]],
+        languages=[str(name) for name in options["languages"]],
     )
-    shard = shard_of(selection, shard=options["shard"], num_shards=options["num_shards"])
-    scenes = scene_files(list(shard), data["scenes"])
+    part = shard_of(selection, shard=options["shard"], num_shards=options["num_shards"])
+    scenes = scene_files(list(part), data["scenes"])
     subject = load_subject(config, rows)
     rule = SuccessRule(options["success_m"], tuple(options["further_m"]), options["is_strict"])
     differences = refuse_other_conditions(config, subject.embodiment, rule)
@@ -74,17 +82,21 @@ def evaluate_from(config: Mapping[str, Any]) -> int:
     identity = _identity(config, settings, subject, differences)
     claim_folder(folder, identity)
     expected = [Unit(row, episode).key for row in rows for episode in selection]
-    own = [Unit(row, episode) for episode in shard for row in rows]
-    with ResultsFile(folder, shard=options["shard"], num_shards=options["num_shards"]) as results:
-        before = read_results(folder)
-        units = [unit for unit in own if unit.key not in before]
-        if len(units) < len(own):
-            print(f"{folder}: {len(own) - len(units)} of {len(own)} episodes are there already")
-        timing = Timing()
-        if units:
-            instructions = Instructions(everything, seed=config["seed"])
-            timing = _play(config, own, units, results, subject, settings, instructions, scenes)
-    return _conclude(folder, config, rows, expected, own, identity, timing)
+    own = tuple(Unit(row, episode) for episode in part for row in rows)
+    own_keys = {unit.key for unit in own}
+    twice = (
+        () if options["deterministic"] else replayed_units(rows, selection, options["num_replays"])
+    )
+    shard = Shard(
+        folder,
+        options["shard"],
+        options["num_shards"],
+        own,
+        tuple(unit for unit in twice if unit.key in own_keys),
+        scenes,
+    )
+    _play_what_is_missing(shard, config, subject, settings, everything, plan=_plan(expected))
+    return _conclude(shard, config, rows, selection, identity, num_replays=len(twice))
 
 
 def _check(options: Mapping[str, Any]) -> None:
@@ -93,82 +105,76 @@ def _check(options: Mapping[str, Any]) -> None:
         raise unknown_name("evaluation.flag_policy", options["flag_policy"], FLAG_POLICIES)
     if options["execution"] not in EXECUTIONS:
         raise unknown_name("evaluation.execution", options["execution"], EXECUTIONS)
-    for key, least in (("num_slots", 1), ("max_primitives", 1), ("num_videos", 0), ("num_maps", 0)):
-        if options[key] < least:
+    lowest = {"num_slots": 1, "max_primitives": 1, "num_videos": 0, "num_maps": 0}
+    lowest |= {"num_replays": 0, "max_worker_mib": 1}
+    for key, least in lowest.items():
+        if options[key] is not None and options[key] < least:
             raise UserError(f"evaluation.{key}={options[key]}: allowed: {least} and more")
 
 
-def _play(
+def _play_what_is_missing(
+    shard: Shard,
     config: Mapping[str, Any],
-    own: Sequence[Unit],
-    units: Sequence[Unit],
-    results: ResultsFile,
     subject: Subject,
     settings: PlaySettings,
-    instructions: Instructions,
-    scenes: Mapping[str, str],
-) -> Timing:
-    """Play the units and write their lines; what crashed goes to crashes.jsonl."""
-    options, simulators = config["evaluation"], config["simulators"]
-    folder = Path(config["paths"]["output_dir"])
-    pictures = Pictures(
-        folder,
-        backend=simulators["backend"],
-        embodiment=subject.embodiment,
-        options=simulators["options"],
-        scenes=scenes,
-        filmed=_first_of_each_row(own, options["num_videos"]),
-        mapped=_first_of_each_row(own, options["num_maps"]),
-    )
-    pool = SimulatorPool(
-        simulators["backend"],
-        subject.embodiment,
-        simulators["options"],
-        num_workers=config["num_workers"],
-        python=simulators["python"],
-        timeout_s=simulators["timeout_s"],
-    )
-    with contextlib.closing(pool), contextlib.closing(pictures), _progress() as progress:
-        table = Table(
-            pool,
-            settings,
-            instructions,
-            scene_path=lambda episode: scenes[episode.scene_id],
-            network=subject.network,
-            num_slots=options["num_slots"],
-            is_one_by_one=options["deterministic"],
-            is_filmed=lambda unit: unit.key in pictures.filmed,
-        )
-        bar = progress.add_task("evaluate", total=len(units))
-        for ended in table.play(units):
-            if isinstance(ended, Played):
-                pictures.draw(ended)
-                results.append(ended.record)
-            else:
-                _note_crash(folder, ended)
-            progress.advance(bar)
-        table.timing.num_restarts = pool.num_restarts
-    return table.timing
+    everything: Sequence[Episode],
+    *,
+    plan: str,
+) -> None:
+    """Play what no file of the folder holds yet; while it is held, nobody else can begin it."""
+    folder = shard.folder
+
+    def opened(kind: str) -> ResultsFile:
+        return ResultsFile(folder, shard=shard.number, num_shards=shard.count, plan=plan, kind=kind)
+
+    def without_record(units: Sequence[Unit], kind: str) -> list[Unit]:
+        records = read_results(folder, kind)
+        return [unit for unit in units if unit.key not in records]
+
+    with opened(RESULTS) as results, opened(REPLAYS) as replays:
+        units = without_record(shard.units, RESULTS)
+        again = without_record(shard.replays, REPLAYS)
+        if len(units) < len(shard.units):
+            done = len(shard.units) - len(units)
+            print(f"{folder}: {done} of {len(shard.units)} episodes are there already")
+        if units or again:
+            play_shard(
+                shard,
+                config,
+                subject,
+                settings,
+                Instructions(everything, seed=config["seed"]),
+                to_play=(units, results),
+                to_replay=(again, replays),
+            )
+
+
+def _plan(expected: Sequence[Key]) -> str:
+    """A digest of all that the shards play together: who writes at a time must agree on it."""
+    return xxhash.xxh3_64(json.dumps(expected).encode()).hexdigest()
 
 
 def _conclude(
-    folder: Path,
+    shard: Shard,
     config: Mapping[str, Any],
     rows: Sequence[Condition],
-    expected: Sequence[tuple[str, str, str, str, str]],
-    own: Sequence[Unit],
+    selection: Sequence[Episode],
     identity: Mapping[str, Any],
-    timing: Timing,
+    *,
+    num_replays: int,
 ) -> int:
     """Count, report and decide on the exit code."""
+    folder, own = shard.folder, [unit.key for unit in shard.units]
+    expected = [Unit(row, episode).key for row in rows for episode in selection]
     records = read_results(folder)
-    own_missing = missing([unit.key for unit in own], records)
+    own_missing = missing(own, records)
     all_missing = missing(expected, records)
     if own_missing:
+        crashes = crashes_file(folder, shard=shard.number, num_shards=shard.count)
         print(
             f"{folder}: INCOMPLETE: {len(own) - len(own_missing)} of {len(own)} episodes have a "
-            f"result, e.g. {'/'.join(own_missing[0])} has none (see {_CRASHES}); the same command "
-            "plays the missing ones"
+            f"result, e.g. {'/'.join(own_missing[0])} has none (see {crashes.name}); the same "
+            "command plays the missing ones"
         )
     elif all_missing:
         print(
@@ -181,13 +187,33 @@ def _conclude(
         folder,
         [record for key, record in records.items() if key in wanted],
         rows=[row.name for row in rows],
-        num_expected=len(expected) // len(rows),
+        num_expected=len(selection),
         flag_policy=config["evaluation"]["flag_policy"],
         seed=config["seed"],
         facts=identity,
-        timing=timing,
+        timing=total(read_timings(folder)),
+        batching=_batching(folder, config, rows, records, num_replays),
+        languages=count_languages(selection),
     )
     return INCOMPLETE if own_missing else DONE
+
+
+def _batching(
+    folder: Path,
+    config: Mapping[str, Any],
+    rows: Sequence[Condition],
+    records: Mapping[Key, Mapping[str, Any]],
+    num_replays: int,
+) -> dict[str, Any] | None:
+    """What can be said of batches; None where no row has a network."""
+    if not any(row.actor is Actor.NETWORK for row in rows):
+        return None
+    return batching(
+        records,
+        read_results(folder, REPLAYS),
+        is_deterministic=config["evaluation"]["deterministic"],
+        num_expected=num_replays,
+    )
 
 
 def _identity(
@@ -221,29 +247,3 @@ def _identity(
         "deterministic": options["deterministic"],
     }
     return json.loads(json.dumps(identity))
-
-
-def _first_of_each_row(units: Sequence[Unit], count: int) -> frozenset[tuple[str, ...]]:
-    """Keys of the first `count` units of each row, in the order of the run's own list."""
-    taken: dict[str, list[tuple[str, ...]]] = {}
-    for unit in units:
-        keys = taken.setdefault(unit.condition.name, [])
-        if len(keys) < count:
-            keys.append(unit.key)
-    return frozenset(key for keys in taken.values() for key in keys)
-
-
-def _note_crash(folder: Path, crashed: Crashed) -> None:
-    line = json.dumps({"key": list(crashed.unit.key), "reason": crashed.reason})
-    with open(folder / _CRASHES, "a", encoding="utf-8") as handle:
-        handle.write(line + "\n")
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )

@@ -1,6 +1,7 @@
 """Which episodes a run plays, and which shard plays which: the same on every machine.
 
-    all episodes --scenes--> --episode_ids--> one per scene, then a second per scene, ... [:n]
+    all episodes --scenes--> --languages--> --episode_ids-->
+        one per scene, then a second per scene, ... [:n]
 
 Taking the first n of a round over the scenes spreads any n over as many scenes as possible, and a
 larger n only adds episodes. Shards are cut so that a scene stays in one shard where it can.
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 
 from vla_nav.episodes.types import Episode
 from vla_nav.errors import UserError
+from vla_nav.evaluation.languages import count_languages, is_wanted, language_of
 from vla_nav.seeding import stable_seed
 
 
@@ -24,11 +26,13 @@ def select(
     num_episodes: int | None = None,
     scenes: Sequence[str] = (),
     episode_ids: Sequence[str] = (),
+    languages: Sequence[str] = (),
 ) -> tuple[Episode, ...]:
     """The episodes to play. Raises `UserError` naming the filter that leaves none.
 
     source: the file they come from, for the message. num_episodes: None for all of them.
     scenes: scene ids, or the last part of one (`house_0003` for `val/house_0003/house_0003.glb`).
+    languages: of the instructions, `en-IN`, or `en` for every dialect.
     """
     if not episodes:
         raise UserError(f"{source}: holds no episodes; nothing to evaluate")
@@ -41,6 +45,15 @@ def select(
             raise UserError(
                 f"evaluation.scenes={list(scenes)} keeps none of the {len(episodes)} episodes of "
                 f"{source}; scenes there: {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}"
+            )
+    if languages:
+        found = count_languages(kept)
+        before = len(kept)
+        kept = [episode for episode in kept if is_wanted(language_of(episode), languages)]
+        if not kept:
+            raise UserError(
+                f"evaluation.languages={list(languages)} keeps none of the {before} episodes of "
+                f"{source}; languages there: {', '.join(found) or 'none is stated'}"
             )
     if episode_ids:
         before, wanted = len(kept), {str(name) for name in episode_ids}
