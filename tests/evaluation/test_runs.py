@@ -252,7 +252,7 @@ def test_a_network_row_without_a_checkpoint_is_refused(world, tmp_path):
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("simulators.backend=habitat", "simulators.backend"),
+        ("simulators.backend=gazebo", "simulators.backend"),
         ("simulators.embodiment.turn_deg=31", "turn_deg"),
         ("simulators.embodiment.step_m=0", "step_m"),
         ("simulators.embodiment.cameras=[]", "cameras"),

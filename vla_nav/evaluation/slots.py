@@ -9,7 +9,8 @@ While the policy thinks for some slots, the lanes simulate the others. An episod
 on its own key and the run's seed: not on slots, lanes, order or what else is being played.
 
 A worker that dies takes its episodes with it. The one it died over is played once more and then
-marked; the others are simply played again.
+marked; the others are simply played again. One that has outgrown its memory limit gets no new
+episodes; it is replaced once those it has are done.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from vla_nav.episodes.types import STOP, Episode
 from vla_nav.evaluation.conditions import Actor, Instructions, chance_decision
 from vla_nav.evaluation.play import Call, Notes, Played, PlaySettings, Script, Unit, script
 from vla_nav.evaluation.rollout import Decide
+from vla_nav.evaluation.throughput import Timing
 from vla_nav.seeding import generator
 from vla_nav.simulators.client import WorkerDiedError
 from vla_nav.simulators.pool import AgentLostError, Completed, SimulatorPool
@@ -61,18 +63,6 @@ class Crashed(NamedTuple):
 
     unit: Unit
     reason: str
-
-
-@dataclass
-class Timing:
-    """Where the time went, in seconds, and how much the policy decided."""
-
-    wall_s: float = 0.0
-    policy_s: float = 0.0
-    num_calls: int = 0
-    num_decisions: int = 0
-    num_episodes: int = 0
-    num_restarts: int = 0
 
 
 @dataclass
@@ -119,22 +109,31 @@ class Table:
     def play(self, units: Sequence[Unit]) -> Iterator[Played | Crashed]:
         """Play every unit, yielding each as it ends."""
         begun = time.perf_counter()
+        self.timing.began_s = time.time()
         self._queues = self._deal(units)
         for number in range(self._num_slots):
-            self._seat(number)
+            self._begin(number)
         while self._slots:
             if self._waiting and self._is_time_to_decide():
                 self._decide()
                 answers = self._pool.completed(0)
             else:
+                idle = time.perf_counter()
                 answers = self._pool.completed(_WAIT_S)
+                self.timing.waiting_s += time.perf_counter() - idle
             for answer in answers:
                 self._num_outstanding -= 1
                 ended = self._handle(answer)
                 if ended is not None:
                     self.timing.num_episodes += isinstance(ended, Played)
                     yield ended
-            self.timing.wall_s = time.perf_counter() - begun
+            self._note_time(time.perf_counter() - begun)
+
+    def _note_time(self, wall_s: float) -> None:
+        pool, timing = self._pool, self.timing
+        timing.wall_s, timing.lanes_s = wall_s, wall_s * pool.num_lanes
+        timing.simulators_s, timing.peak_worker_mib = pool.busy_s, pool.peak_resident_mib
+        timing.num_restarts, timing.num_recycles = pool.num_restarts, pool.num_recycles
 
     def _deal(self, units: Sequence[Unit]) -> list[deque[tuple[Unit, int]]]:
         """A queue per lane: whole scenes to the shortest queue, so each is loaded once."""
@@ -147,6 +146,17 @@ class Table:
         return queues
 
     def _seat(self, number: int) -> None:
+        """Give a free slot its next unit; those of an outgrown worker wait until all are free."""
+        lane, num_lanes = number % self._pool.num_lanes, self._pool.num_lanes
+        if self._pool.is_outgrown(lane):
+            if any(slot.lane == lane for slot in self._slots.values()):
+                return
+            self._pool.recycle(lane)
+        for free in range(lane, self._num_slots, num_lanes):
+            if free not in self._slots:
+                self._begin(free)
+
+    def _begin(self, number: int) -> None:
         """Give a free slot the next unit of its lane, or of the longest queue."""
         lane = number % self._pool.num_lanes
         queue = self._queues[lane] or max(self._queues, key=len)
@@ -182,10 +192,10 @@ class Table:
             self._num_outstanding += 1
             self._pool.submit(slot.lane, slot.number, request.method, **request.arguments)
         elif slot.unit.condition.actor is Actor.NETWORK:
-            self._film(slot, request)
+            self._look(slot, request)
             self._waiting[slot.number] = request
         else:
-            self._film(slot, request)
+            self._look(slot, request)
             return self._advance(slot, self._without_network(slot, request))
         return None
 
@@ -265,7 +275,10 @@ class Table:
         go_on = [number for number in numbers if number not in fresh]
         return [batch for batch in (begin, go_on) if batch]
 
-    def _film(self, slot: _Slot, request: Decide) -> None:
+    def _look(self, slot: _Slot, request: Decide) -> None:
+        """Count and, where the episode is filmed, keep the images that come with a decision."""
+        if request.outcome.observation is not None:
+            self.timing.num_frames += len(request.outcome.observation.rgb)
         if slot.notes.is_filmed and request.outcome.observation is not None:
             slot.notes.frames.append(dict(request.outcome.observation.rgb))
 

@@ -54,14 +54,22 @@ def load_subject(config: Mapping[str, Any], rows: Sequence[Condition]) -> Subjec
 
     from vla_nav.models.checkpoint import load_policy, require_same_conditions
 
-    torch.set_num_threads(_num_threads(options["num_threads"], config["num_workers"]))
+    torch.set_num_threads(
+        _num_threads(
+            options["num_threads"],
+            config["num_workers"],
+            is_deterministic=options["deterministic"],
+        )
+    )
     device = options["device"]
     if device not in ("auto", "cpu", "cuda"):
         raise UserError(f"evaluation.device={device}: allowed: auto, cpu, cuda")
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("evaluation.device=cuda: there is no CUDA device here; use auto or cpu")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device != "cpu" and torch.cuda.is_available():  # shards of one machine share its GPUs
+        device = f"cuda:{options['shard'] % torch.cuda.device_count()}"
+    elif device == "auto":
+        device = "cpu"
     loaded = load_policy(config["checkpoint"], device=device)
     if loaded.prompt.layout.history == "summary":
         raise UserError(
@@ -94,11 +102,16 @@ def require_execution(execution: str, network: Network | None) -> str:
     return execution
 
 
-def _num_threads(configured: int | None, num_workers: int) -> int:
+def _num_threads(configured: int | None, num_workers: int, *, is_deterministic: bool) -> int:
     """Threads for the policy: by default the cores that the simulator workers leave. Threads that
-    compete with workers for cores wait for each other at every operation: ten times slower."""
+    compete with workers for cores wait for each other at every operation: ten times slower.
+
+    One where results must not depend on the machine's cores: a sum over threads is rounded by how
+    it is cut.
+    """
     if configured is None:
-        return max(1, len(os.sched_getaffinity(0)) - num_workers)
+        left = max(1, len(os.sched_getaffinity(0)) - num_workers)
+        return 1 if is_deterministic else left
     if configured < 1:
         raise UserError(f"evaluation.num_threads={configured}: allowed: 1 and more, or null")
     return configured
