@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from vla_nav.commands.compose import run
 from vla_nav.episodes.checks import DataReport
 from vla_nav.episodes.types import Episode, Goal, Pose
 from vla_nav.episodes.vlnce import write_vlnce
-from vla_nav.verification.data_doctor import Reachability, examine
+from vla_nav.simulators.opening import SimulatorSetup
+from vla_nav.verification.data_doctor import examine
 from vla_nav.verification.doctor_report import data_text
+from vla_nav.verification.reachability import Reachability
 
 ISLANDS = "islands/islands.glb"
-TRY = Reachability(BODY, {"cell_m": 0.1})
+TRY = Reachability(BODY, SimulatorSetup("mesh", {"cell_m": 0.1}))
 
 
 def scene(root: Path) -> None:
@@ -86,6 +89,27 @@ def test_a_scene_that_is_not_there_is_missing_and_not_tried(tmp_path: Path) -> N
     (tmp_path / "scenes").mkdir()
     write(tmp_path, "val_unseen", [standing(1, 0.0, 0.5)])
     assert codes(look(tmp_path, reachability=TRY)) == {"D202": 1, "D601": 1}
+
+
+def test_for_habitat_navmeshes_are_looked_for_and_a_worker_is_asked(tmp_path: Path) -> None:
+    scene(tmp_path)
+    write(tmp_path, "val_unseen", [standing(1, 0.0, 0.5), standing(2, 0.0, 0.6)])
+    nowhere = Reachability(BODY, SimulatorSetup("habitat", {}, "/nowhere/python"))
+    report = look(tmp_path, reachability=nowhere)
+    assert codes(report) == {"D202": 2, "D605": 1, "D606": 2}
+    assert "/nowhere/python" in report.findings[1].examples[0].value
+    (tmp_path / "scenes" / ISLANDS).with_suffix(".navmesh").write_bytes(b"found, not read here")
+    assert codes(look(tmp_path, reachability=nowhere)) == {"D202": 2, "D605": 1}
+
+
+@pytest.mark.habitat
+def test_habitat_finds_what_cannot_be_reached(tmp_path: Path) -> None:
+    scene(tmp_path)
+    write(tmp_path, "val_unseen", [standing(1, 0.0, 0.5), standing(2, 0.0, 10.0)])
+    python = os.environ["VLA_NAV_HABITAT_PYTHON"]
+    report = look(tmp_path, reachability=Reachability(BODY, SimulatorSetup("habitat", {}, python)))
+    assert codes(report) == {"D202": 2, "D604": 1, "D606": 2}
+    assert report.facts["reachability_tried"] == 2
 
 
 def test_train_beside_a_split_is_compared_with_it(tmp_path: Path) -> None:

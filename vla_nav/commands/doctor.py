@@ -14,9 +14,11 @@ def main(cfg: DictConfig) -> int:
 
     try:
         from vla_nav.evaluation.setup import embodiment_of
-        from vla_nav.verification.data_doctor import Reachability, examine
+        from vla_nav.simulators.opening import SimulatorSetup
+        from vla_nav.verification.data_doctor import examine
         from vla_nav.verification.doctor_report import data_text, installation_text
         from vla_nav.verification.installation import examine_installation
+        from vla_nav.verification.reachability import Reachability
     except ImportError as error:
         raise UserError(
             f"this installation is not complete: {error}; pip install the project again"
@@ -31,12 +33,12 @@ def main(cfg: DictConfig) -> int:
         text = installation_text(probes)
         num_errors = sum(probe.severity == "error" for probe in probes)
     else:
-        body, options = embodiment_of(simulators), simulators["options"]
+        body, setup = embodiment_of(simulators), SimulatorSetup.of(simulators)
         report = examine(
             plain(cfg.data),
             compare=doctor["compare"],
             scenes=doctor["scenes"],
-            reachability=Reachability(body, options, **doctor["reachability"]),
+            reachability=Reachability(body, setup, **doctor["reachability"]),
         )
         value, text, num_errors = report.as_json(), data_text(report), report.num_errors
     write_json(target, value)

@@ -9,7 +9,7 @@ No convention is guessed: a format that does not state its turn angle needs it f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -27,7 +27,7 @@ from vla_nav.episodes.types import Embodiment, Episode
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.evaluation.source_body import StatedBody, source_body
 from vla_nav.files import read_json
-from vla_nav.simulators.mesh import MeshSimulator
+from vla_nav.simulators.opening import SimulatorSetup
 
 STEPS = ("recorded", "ground_truth")
 
@@ -37,7 +37,7 @@ class ConvertSettings:
     """What is converted, and into what.
 
     steps: "recorded", or "ground_truth" for episode files. decision: rule of the steps; None: the
-    source's own, or the one its steps obey. render: keywords of the simulator, None for recorded
+    source's own, or the one its steps obey. render: the simulator to render with, None for recorded
     pixels. embodiment: of the data; None: what the source states, and `body` adds.
     """
 
@@ -53,7 +53,7 @@ class ConvertSettings:
     storage: str = "png"
     embodiment: Embodiment | None = None
     body: StatedBody = field(default_factory=StatedBody)
-    render: Mapping[str, Any] | None = None
+    render: SimulatorSetup | None = None
     scenes: str = ""
 
     def __post_init__(self) -> None:
@@ -118,7 +118,9 @@ def convert_job(settings: ConvertSettings, source: EpisodeSource, found: Plan) -
         "expert": facts.expert,
         "source": {"format": facts.format, "digest": found.digest},
         "steps": settings.steps,
-        "rendered": {"backend": MeshSimulator.backend, **settings.render} if is_rendered else None,
+        "rendered": None
+        if settings.render is None
+        else {"backend": settings.render.backend, **settings.render.options},
     }
     return ConvertJob(
         settings,

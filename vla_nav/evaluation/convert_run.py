@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from vla_nav.episodes.lerobot_layout import INFO, PARTS
 from vla_nav.episodes.lerobot_reader import LeRobotDataset
 from vla_nav.episodes.lerobot_writer import LeRobotWriter, completed_episodes, estimate_bytes
 from vla_nav.episodes.source import EpisodeSource
-from vla_nav.episodes.types import Episode
+from vla_nav.episodes.types import Episode, FrameSource
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.evaluation.convert_job import (
     ConvertJob,
@@ -41,7 +42,7 @@ from vla_nav.evaluation.rendered_frames import RenderedFrames, posed
 from vla_nav.evaluation.setup import embodiment_of
 from vla_nav.evaluation.source_body import StatedBody
 from vla_nav.files import locked, read_json, require_free_space
-from vla_nav.simulators.mesh import MeshSimulator
+from vla_nav.simulators.opening import SimulatorSetup
 
 _UNIT_EPISODES = 32
 _UNIT_STEPS = 2048  # a unit is closed at the first of the two
@@ -102,7 +103,7 @@ def convert_from(config: Mapping[str, Any]) -> int:
         storage=options["storage"],
         embodiment=embodiment_of(simulators) if options["embodiment"] == "simulators" else None,
         body=StatedBody(**options["body"]),
-        render=simulators["options"] if options["render"] else None,
+        render=SimulatorSetup.of(simulators) if options["render"] else None,
         scenes=data["scenes"],
     )
     print(convert(settings, num_workers=config["num_workers"]))
@@ -176,12 +177,15 @@ def _convert(
 
 def _convert_unit(job: ConvertJob, unit: tuple[Episode, ...]) -> _Done:
     """Write some episodes as one part, or several where they are large."""
-    frames = None
     if job.settings.render is not None:
-        simulator = MeshSimulator(job.body, **job.settings.render)
-        frames = RenderedFrames(simulator, job.scenes)
-    elif job.has_frames:
-        frames = opened(job.settings).frames
+        with closing(job.settings.render.opened(job.body)) as simulator:
+            return _convert_episodes(job, unit, RenderedFrames(simulator, job.scenes))
+    return _convert_episodes(job, unit, opened(job.settings).frames if job.has_frames else None)
+
+
+def _convert_episodes(
+    job: ConvertJob, unit: tuple[Episode, ...], frames: FrameSource | None
+) -> _Done:
     skipped: list[tuple[EpisodeKey, str]] = []
     num_converted = num_steps = 0
     with _writer(job) as writer:
@@ -276,7 +280,8 @@ def _write_card(
 ) -> None:
     root, rendered = job.settings.root, None
     if job.settings.render is not None:
-        rendered = f"the {MeshSimulator.backend} simulator ({dict(job.settings.render)})"
+        render = job.settings.render
+        rendered = f"the {render.backend} simulator ({dict(render.options)})"
     has_frames = job.has_frames and found.has_frames
     rules = rules_of(found, decision=job.decision, has_frames=has_frames, rendered=rendered)
     if job.settings.steps == "ground_truth":

@@ -15,8 +15,9 @@ from vla_nav.frozen import frozen
 from vla_nav.simulators.client import (
     IN_PROCESS_BACKENDS,
     RemoteSimulator,
+    Worker,
     WorkerDiedError,
-    WorkerProcess,
+    start_worker,
 )
 from vla_nav.simulators.protocol import Simulator
 
@@ -46,11 +47,16 @@ class SimulatorSetup:
             from vla_nav.simulators.mesh import MeshSimulator
 
             return MeshSimulator(embodiment, **self.options)
+        return RemoteSimulator(self.started(embodiment), embodiment, backend=self.backend)
+
+    def started(self, embodiment: Embodiment) -> Worker:
+        """A worker, in this process where the backend allows."""
         try:
-            worker = WorkerProcess(
+            return start_worker(
                 self.backend,
                 embodiment,
                 dict(self.options),
+                is_local=True,
                 python=self.python,
                 timeout_s=self.timeout_s,
             )
@@ -59,4 +65,3 @@ class SimulatorSetup:
                 f"simulators.python={self.python}: no worker of backend '{self.backend}' starts "
                 f"({error}); name an interpreter that has the backend"
             ) from None
-        return RemoteSimulator(worker, embodiment, backend=self.backend)

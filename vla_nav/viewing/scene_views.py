@@ -9,7 +9,6 @@ a track that does not end where its line says (other scenes, another version) is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from vla_nav.episodes.types import STOP, Embodiment, Episode
 from vla_nav.errors import UserError
 from vla_nav.simulators import plain
 from vla_nav.simulators.agent import ExpertSettings
-from vla_nav.simulators.client import LocalWorker
+from vla_nav.simulators.client import Worker
+from vla_nav.simulators.opening import SimulatorSetup
 from vla_nav.simulators.topdown import FloorMap
 from vla_nav.viewing.content import Track, spot_of
 from vla_nav.viewing.floors import Floor, SceneFloors
@@ -35,9 +35,8 @@ class SceneViews:
     def __init__(
         self,
         *,
-        backend: str,
+        simulator: SimulatorSetup,
         body: Embodiment,
-        options: Mapping[str, Any],
         scenes: Path,
         root: Path,
         stop_radius_m: float,
@@ -45,8 +44,8 @@ class SceneViews:
         """scenes: their folder; root: of the page; stop_radius_m: where the expert stops."""
         self.body = body
         self._scenes, self._stop_radius_m = scenes, stop_radius_m
-        self._worker: LocalWorker | None = None
-        self._simulator = (backend, body, dict(options))
+        self._worker: Worker | None = None
+        self._simulator = simulator
         self._maps = SceneFloors(root, MAPS)
         self._floors: dict[str, list[Floor]] = {}
 
@@ -131,7 +130,7 @@ class SceneViews:
 
     def _call(self, method: str, **arguments: Any) -> Any:
         if self._worker is None:
-            self._worker = LocalWorker(*self._simulator)
+            self._worker = self._simulator.started(self.body)
         return self._worker.call(method, **arguments)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from vla_nav.episodes.source import EpisodeSource
 from vla_nav.episodes.types import Embodiment, Episode
 from vla_nav.errors import UserError
 from vla_nav.evaluation.setup import embodiment_of
+from vla_nav.simulators.opening import SimulatorSetup
 from vla_nav.viewing.content import EXPERT, GROUND_TRUTH, Track, episode_json
 from vla_nav.viewing.evaluation_run import EvaluationRun, open_run
 from vla_nav.viewing.floors import Floor, episode_floors
@@ -240,10 +241,12 @@ def _scene_views(
         body = run.body
     elif source is not None:
         body = source.facts.embodiment
+    setup = SimulatorSetup.of(simulators)
+    if run is not None:
+        setup = replace(setup, options=run.facts.get("simulator", {}))
     return SceneViews(
-        backend=simulators["backend"],
+        simulator=setup,
         body=body or embodiment_of(simulators),
-        options=run.facts.get("simulator", {}) if run is not None else simulators["options"],
         scenes=scenes,
         root=root,
         stop_radius_m=run.facts.get("expert_stop_radius_m", 0.5) if run is not None else 0.5,
