@@ -14,7 +14,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -23,7 +22,8 @@ from vla_nav.episodes.types import PRIMITIVE_NAMES, Embodiment, Episode
 from vla_nav.episodes.video import encode_clip
 from vla_nav.evaluation.play import Played
 from vla_nav.files import atomic_path
-from vla_nav.simulators.client import LocalWorker
+from vla_nav.simulators.opening import SimulatorSetup
+from vla_nav.simulators.protocol import Simulator
 from vla_nav.simulators.topdown import FloorMap
 
 VIDEOS, MAPS = "videos", "maps"
@@ -42,19 +42,18 @@ class Pictures:
         self,
         folder: Path,
         *,
-        backend: str,
+        simulator: SimulatorSetup,
         embodiment: Embodiment,
-        options: Mapping[str, Any],
         scenes: Mapping[str, str],
         filmed: frozenset[tuple[str, ...]],
         mapped: frozenset[tuple[str, ...]],
     ) -> None:
         """scenes: scene id -> file. filmed, mapped: keys of the episodes to draw."""
         self._folder = folder
-        self._simulator = (backend, embodiment, dict(options))
+        self._setup, self._embodiment = simulator, embodiment
         self._scenes = scenes
         self.filmed, self.mapped = filmed, mapped
-        self._worker: LocalWorker | None = None
+        self._simulator: Simulator | None = None
 
     def draw(self, played: Played) -> None:
         """Write the pictures of a finished episode, if it is among those asked for."""
@@ -78,14 +77,14 @@ class Pictures:
 
     def close(self) -> None:
         """Release the simulator."""
-        if self._worker is not None:
-            self._worker.close()
+        if self._simulator is not None:
+            self._simulator.close()
 
     def _floors(self, episode: Episode) -> list[FloorMap]:
-        if self._worker is None:
-            self._worker = LocalWorker(*self._simulator)
-        floors = self._worker.call("floors", scene=self._scenes[episode.scene_id])
-        return [FloorMap.from_plain(values) for values in floors]
+        if self._simulator is None:
+            self._simulator = self._setup.opened(self._embodiment)
+        self._simulator.load_scene(self._scenes[episode.scene_id])
+        return self._simulator.floors()
 
 
 def picture_name(episode: Episode) -> str:
