@@ -343,6 +343,11 @@ CODES: Mapping[str, Code] = MappingProxyType(
             "a scene cannot be tried: it does not load, or starts are not on its floor",
             "check the scene file and simulators.options.up_axis (raw MP3D meshes are Z up: z)",
         ),
+        "D606": Code(
+            "info",
+            "a scene has no navigation mesh beside it: habitat-sim computes one for the agent",
+            "download the data set's .navmesh files where numbers are to be compared with others'",
+        ),
         # Release
         "D701": Code(
             "error",
