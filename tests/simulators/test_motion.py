@@ -171,3 +171,28 @@ def test_a_pose_too_near_an_obstacle_can_leave_but_not_go_deeper(rooms):
     away, has_collided = rooms[False].move(Pose.from_yaw((0.1, 0, 2), -math.pi / 2), MOVE_FORWARD)
     assert not has_collided
     assert away.position[0] == pytest.approx(0.35)
+
+
+def test_a_drive_of_a_step_or_a_turn_is_the_primitive(rooms):
+    for is_sliding, simulator in rooms.items():
+        for position in ((1.5, 0, 2), (RADIUS + 0.05, 0, 2)):
+            pose = Pose.from_yaw(position, math.pi / 2 - 0.4)
+            assert simulator.drive(pose, 0.25, 0.0) == simulator.move(pose, MOVE_FORWARD)
+        turned = simulator.drive(pose, 0.0, math.radians(30)).pose
+        left = simulator.move(pose, TURN_LEFT).pose
+        np.testing.assert_allclose(turned.rotation, left.rotation, atol=1e-15)
+        assert is_sliding == simulator.embodiment.is_sliding
+
+
+def test_a_long_drive_turns_first_and_stops_at_walls(rooms):
+    pose = Pose.from_yaw((1.0, 0, 0.7), 0.2)
+    far, has_collided = rooms[True].drive(pose, 1.37, -0.2 - math.pi / 2)  # along +x
+    assert not has_collided
+    np.testing.assert_allclose(far.position, (2.37, 0, 0.7), atol=1e-9)
+    assert far.yaw_rad == pytest.approx(-math.pi / 2, abs=1e-12)
+    back, has_collided = rooms[True].drive(far, -0.37, 0.0)
+    assert not has_collided
+    np.testing.assert_allclose(back.position, (2.0, 0, 0.7), atol=1e-9)
+    wall, has_collided = rooms[True].drive(far, 9.0, 0.0)
+    assert has_collided
+    np.testing.assert_allclose(wall.position, (6 - RADIUS, 0, 0.7), atol=2e-3)

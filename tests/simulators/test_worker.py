@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -122,13 +123,20 @@ def walk(simulator, scene):
     seen += [images.pose, simulator.move(START, MOVE_FORWARD)]
     for kind in (images.rgb, images.depth, images.semantic):
         seen += [(name, image.dtype.str, image.tobytes()) for name, image in kind.items()]
+    seen.append(simulator.drive(START, 0.6, 0.7))
+    seen += [floor.to_plain()["is_walkable"].tobytes() for floor in simulator.floors()]
+    simulator.place(START)
+    looking = replace(BODY.cameras[0], pitch_deg=-20.0)
+    simulator.embodiment = replace(BODY, cameras=(looking,))
+    seen.append(simulator.observe().rgb["front"].tobytes())
+    simulator.embodiment = BODY
     seen.append(simulator.geodesic_distance(START.position, [GOAL, (50.0, 0.0, 50.0)]))
     seen.append(simulator.geodesic_distance(START.position, [(50.0, 0.0, 50.0)]))
     path = simulator.shortest_path(START.position, GOAL)
     seen += [path.distance_m, path.points.tolist()]
     seen += [simulator.snap((1.0, 0.1, 0.5)), simulator.snap((50.0, 0.0, 0.0))]
-    simulator.place(START)
     seen.append(simulator.observe().rgb["front"].tobytes())
+    assert seen[-1] not in seen[:-1]
     return seen
 
 

@@ -269,6 +269,17 @@ class RemoteSimulator:
         )
         return Motion(plain.pose_from_plain(moved["pose"]), moved["collided"])
 
+    def drive(self, pose: Pose, forward_m: float, turn_rad: float) -> Motion:
+        """See `Simulator`."""
+        moved = self._worker.call(
+            "drive",
+            scene=self._loaded,
+            pose=plain.pose_to_plain(pose),
+            forward_m=forward_m,
+            turn_rad=turn_rad,
+        )
+        return Motion(plain.pose_from_plain(moved["pose"]), moved["collided"])
+
     def observe(self, *, semantic: bool = False) -> Observation:
         """See `Simulator`."""
         assert self._pose is not None, "reset comes before observe"

@@ -46,6 +46,7 @@ class Host:
         "close",
         "observe_at",
         "move",
+        "drive",
         "distances",
         "shortest_path",
         "snap",
@@ -125,6 +126,14 @@ class Host:
     def move(self, scene: str, pose: list[float], primitive: int) -> dict[str, Any]:
         """Where one primitive leads."""
         motion = self._scene(scene).move(plain.pose_from_plain(pose), primitive)
+        return {"pose": plain.pose_to_plain(motion.pose), "collided": motion.has_collided}
+
+    def drive(
+        self, scene: str, pose: list[float], forward_m: float, turn_rad: float
+    ) -> dict[str, Any]:
+        """Where a turn and a way of any size lead."""
+        start = plain.pose_from_plain(pose)
+        motion = self._scene(scene).drive(start, forward_m, turn_rad)
         return {"pose": plain.pose_to_plain(motion.pose), "collided": motion.has_collided}
 
     def distances(self, scene: str, points: np.ndarray, goals: np.ndarray) -> np.ndarray:

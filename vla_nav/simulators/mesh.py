@@ -135,6 +135,9 @@ class MeshSimulator:
     def move(self, pose: Pose, primitive: int) -> Motion:
         return self._loaded().mover.move(pose, primitive)
 
+    def drive(self, pose: Pose, forward_m: float, turn_rad: float) -> Motion:
+        return self._loaded().mover.drive(pose, forward_m, turn_rad)
+
     def observe(self, *, semantic: bool = False) -> Observation:
         pose, renderer = self._placed(), self._loaded().renderer
         rgb, depth, labels = {}, {}, {}

@@ -63,14 +63,10 @@ class Mover:
         """Where `primitive` leads from `pose`. LOOK_UP and LOOK_DOWN are not offered: cameras are
         fixed on the agent. Raises `UserError` for them and for a pose off the floor."""
         if primitive == MOVE_FORWARD:
-            return self._forward(pose)
+            return self._forward(pose, self._embodiment.step_m)
         if primitive in (TURN_LEFT, TURN_RIGHT):
             sin, cos = self._half_turn
-            if primitive == TURN_RIGHT:
-                sin = -sin
-            x, y, z, w = pose.rotation  # rotation * (0, sin, 0, cos)
-            rotation = (x * cos - z * sin, y * cos + w * sin, z * cos + x * sin, w * cos - y * sin)
-            return Motion(Pose(pose.position, rotation), False)
+            return Motion(_turned(pose, -sin if primitive == TURN_RIGHT else sin, cos), False)
         if primitive == STOP:
             return Motion(pose, False)
         if primitive in (LOOK_UP, LOOK_DOWN):
@@ -79,6 +75,17 @@ class Mover:
                 "are fixed; set the camera's pitch_deg instead"
             )
         raise UserError(f"unknown primitive action {primitive}; allowed: 0 .. 3")
+
+    def drive(self, pose: Pose, forward_m: float, turn_rad: float) -> Motion:
+        """Turn by any angle, then go any way, in equal pieces of at most a step."""
+        if turn_rad:
+            pose = _turned(pose, math.sin(turn_rad / 2), math.cos(turn_rad / 2))
+        has_collided = False
+        count = math.ceil(abs(forward_m) / self._embodiment.step_m - 1e-9)
+        for _ in range(count):
+            motion = self._forward(pose, forward_m / count)
+            pose, has_collided = motion.pose, has_collided or motion.has_collided
+        return Motion(pose, has_collided)
 
     def node_at(self, x: float, y: float, z: float) -> int:
         """The node whose cell holds (x, z), nearest in height to y; -1 if none is within reach."""
@@ -139,11 +146,11 @@ class Mover:
         normal_x, normal_z = self._normal(node, x, z)
         return x + normal_x * missing, z + normal_z * missing
 
-    def _forward(self, pose: Pose) -> Motion:
+    def _forward(self, pose: Pose, step_m: float) -> Motion:
         x, y, z = pose.position
         rx, ry, rz, rw = pose.rotation
         dx, dz = -2 * (rx * rz + rw * ry), -(1 - 2 * (rx * rx + ry * ry))
-        scale = self._embodiment.step_m / math.hypot(dx, dz)
+        scale = step_m / math.hypot(dx, dz)
         dx, dz = dx * scale, dz * scale
         node = self.node_at(x, y, z)
         if node < 0:
@@ -157,7 +164,7 @@ class Mover:
         if (rest_x or rest_z) and self._embodiment.is_sliding:
             node, x, z = self._slide(node, x, z, rest_x, rest_z)
         moved_m = math.hypot(x - start_x, z - start_z)
-        has_collided = moved_m + _COLLISION_EPS_M < self._embodiment.step_m
+        has_collided = moved_m + _COLLISION_EPS_M < abs(step_m)
         return Motion(Pose((x, self.floor_height(node, x, z), z), pose.rotation), has_collided)
 
     def _advance(
@@ -263,3 +270,10 @@ class Mover:
         there = self._hop(node, x, z)
         # Off the graph the node's own stencil extrapolates into the obstacle.
         return self.clearance(there if there >= 0 else node, x, z)
+
+
+def _turned(pose: Pose, sin: float, cos: float) -> Pose:
+    """The pose after its rotation is multiplied by (0, sin, 0, cos) from the right."""
+    x, y, z, w = pose.rotation
+    rotation = (x * cos - z * sin, y * cos + w * sin, z * cos + x * sin, w * cos - y * sin)
+    return Pose(pose.position, rotation)

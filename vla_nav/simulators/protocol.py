@@ -69,6 +69,11 @@ class Simulator(Protocol):
         """Where a primitive action would lead from `pose`; the agent stays where it is."""
         ...
 
+    def drive(self, pose: Pose, forward_m: float, turn_rad: float) -> Motion:
+        """Where a turn by any angle (left positive), then a way of any length (backward negative)
+        would lead from `pose`, with collisions and sliding as for a step; the agent stays."""
+        ...
+
     def observe(self, *, semantic: bool = False) -> Observation:
         """Images of every camera at the agent's pose; depth for the cameras that have it."""
         ...
