@@ -16,7 +16,15 @@ from dataclasses import asdict
 import torch
 
 from vla_nav.profiling.attention_bench import CASES, AttentionBench, Heads
-from vla_nav.profiling.bench_rows import RowFile, about, choice, parse_options, run, whole
+from vla_nav.profiling.bench_rows import (
+    RowFile,
+    about,
+    choice,
+    head_sizes,
+    parse_options,
+    run,
+    whole,
+)
 from vla_nav.profiling.bounds import device_rates
 from vla_nav.profiling.synthetic import Forest
 
@@ -40,7 +48,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 def main(arguments: list[str]) -> int:
     options = parse_options(arguments, DEFAULTS)
     options["dtype"] = "float32" if options["device"] == "cpu" else options["dtype"]
-    heads = Heads(*(whole(options, key) for key in ("heads", "kv_heads", "head_dim")))
+    heads = Heads(*head_sizes(options))
     dtype = choice(options, "dtype", DTYPES)
     facts = about(options)
     facts |= device_rates(options["device"], dtype)

@@ -17,7 +17,7 @@ import torch
 
 from vla_nav.files import write_json
 from vla_nav.profiling.attention_bench import Heads
-from vla_nav.profiling.bench_rows import about, choice, parse_options, run, whole
+from vla_nav.profiling.bench_rows import about, choice, head_sizes, parse_options, run, whole
 from vla_nav.profiling.stress import stress_backward
 from vla_nav.profiling.synthetic import Forest
 
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
         [Forest.parse(text) for text in options["cases"].split(",")],
         device=options["device"],
         dtype=choice(options, "dtype", DTYPES),
-        heads=Heads(*(whole(options, key) for key in ("heads", "kv_heads", "head_dim"))),
+        heads=Heads(*head_sizes(options)),
         launches=whole(options, "launches"),
         every=whole(options, "every"),
     ):

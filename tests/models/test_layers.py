@@ -222,3 +222,17 @@ def test_another_activation_is_refused():
     )
     with pytest.raises(UserError, match="hidden_act=gelu"):
         build_backbone(config, num_text=11)
+
+
+def test_a_compiler_that_is_missing_is_one_line():
+    def half(x):
+        raise RuntimeError(f"InvalidCxxCompiler: No working C++ compiler found in {x}")
+
+    with pytest.raises(UserError, match=r"install g\+\+.*or set models\.backbone\.compile=false"):
+        layers._called(half, "cxx")
+
+    def other(x):
+        raise RuntimeError(f"shapes of {x} differ")
+
+    with pytest.raises(RuntimeError, match="shapes of q differ"):
+        layers._called(other, "q")

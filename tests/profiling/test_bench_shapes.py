@@ -37,7 +37,13 @@ def test_names_are_read_back():
         assert str(Forest.parse(text)) == text
 
 
-@pytest.mark.parametrize("text", ["44x", "x*4x6+2", "0*4x6+2", "-1^3x5+4", "2^3x(4+20)"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("44x", "x*4x6+2", "0*4x6+2", "-1^3x5+4", "2^3x(4+20)", "0x4+4", "-3x4+4", "2^0x4+4"),
+        *("4x0+4", "4x4+0", "4x4+4@0", "60x(68+12)", "60x(-1+20)"),
+    ],
+)
 def test_a_wrong_shape_is_one_line(text):
     with pytest.raises(UserError, match="allowed"):
         Forest.parse(text)

@@ -20,6 +20,7 @@ Axes: B batch, T tokens, E hidden size, H query heads, Hkv key heads, D head siz
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -105,7 +106,8 @@ class CompiledLayer(GradientCheckpointingLayer):
         dtype = torch.get_autocast_dtype(device) if is_mixed else hidden_states.dtype
         group = self._weights.group
         with _without_autocast(device, is_mixed):
-            q, k, v = before(
+            q, k, v = _called(
+                before,
                 _dynamic(hidden_states),
                 _dynamic(position_embeddings[0]),
                 _dynamic(position_embeddings[1]),
@@ -117,7 +119,8 @@ class CompiledLayer(GradientCheckpointingLayer):
             )
         out = attend(q, k, v, attention.layer_idx, attention.scaling)  # (B, T, H, D)
         with _without_autocast(device, is_mixed):
-            done: Tensor = after(
+            done: Tensor = _called(
+                after,
                 _dynamic(hidden_states),
                 _dynamic(out),
                 *group((attention.o_proj,), dtype),
@@ -207,6 +210,20 @@ def _dynamic(x: Tensor) -> Tensor:
 def _without_autocast(device: str, is_mixed: bool) -> AbstractContextManager[Any]:
     """The halves say themselves what is computed in which dtype."""
     return torch.autocast(device, enabled=False) if is_mixed else nullcontext()
+
+
+def _called(half: Any, *arguments: Any) -> Any:
+    """`half(...)`; a compiler that is not there is a `UserError`."""
+    try:
+        return half(*arguments)
+    except RuntimeError as error:  # that of torch's compiler is one
+        if not re.search(r"(No working|find) (C|C\+\+) compiler", str(error)):
+            raise
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"models.backbone.compile: torch finds no compiler here ({reason}); install g++ (on a "
+            "GPU gcc), name it in CXX (CC), or set models.backbone.compile=false"
+        ) from error
 
 
 @cache

@@ -8,7 +8,6 @@ table may be made by several calls.
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from vla_nav.errors import UserError, unknown_name
-from vla_nav.files import write_json
+from vla_nav.files import read_json, write_json
 
 _PACKAGES = ("triton", "transformers", "flash-attn-4")
 
@@ -57,6 +56,14 @@ def positive(options: Mapping[str, str], key: str) -> float:
     return value
 
 
+def head_sizes(options: Mapping[str, str]) -> tuple[int, int, int]:
+    """Query heads, key heads and their width among the options. Raises `UserError`."""
+    heads, kv_heads, head_dim = (whole(options, k) for k in ("heads", "kv_heads", "head_dim"))
+    if heads % kv_heads:
+        raise UserError(f"heads={heads}: allowed: multiples of kv_heads, {kv_heads}")
+    return heads, kv_heads, head_dim
+
+
 def choice(options: Mapping[str, str], key: str, allowed: Mapping[str, Any]) -> Any:
     """What the option's name stands for. Raises `UserError` for a name that is not `allowed`."""
     if options[key] not in allowed:
@@ -66,8 +73,11 @@ def choice(options: Mapping[str, str], key: str, allowed: Mapping[str, Any]) -> 
 
 def about(options: Mapping[str, str]) -> dict[str, Any]:
     """Options, device, versions and commit: what a table has to say about itself. `UserError`
-    for a GPU that is not there."""
-    is_cuda = options["device"].startswith("cuda")
+    for a device that is not there."""
+    try:
+        is_cuda = torch.device(options["device"]).type == "cuda"
+    except RuntimeError:
+        raise UserError(f"device={options['device']}: allowed: cpu, cuda, cuda:1, ...") from None
     if is_cuda and not torch.cuda.is_available():
         raise UserError(f"device={options['device']}: torch finds no GPU here; try device=cpu")
     return {
@@ -95,14 +105,24 @@ def commit() -> str:
     return found.stdout.strip() or "unknown"
 
 
+def read_table(path: Path, *keys: str) -> dict[str, Any]:
+    """The JSON object of an earlier call, of which `keys` are named. `UserError` for another."""
+    found = read_json(path)
+    if not isinstance(found, dict) or any(not isinstance(found.get(k), list | dict) for k in keys):
+        raise UserError(f"{path}: holds no {' and '.join(keys)}; give another output")
+    return found
+
+
 class RowFile:
-    """A JSON file {about..., rows: [...]} that is whole after every row."""
+    """A JSON file {about..., rows: [...]} that is whole from the beginning and after every row:
+    where it cannot be written nothing is measured."""
 
     def __init__(self, path: str | Path, facts: Mapping[str, Any], keys: Sequence[str]) -> None:
         self.path, self.facts, self.keys = Path(path), dict(facts), tuple(keys)
         self.rows: list[dict[str, Any]] = []
         if self.path.exists():
-            self.rows = json.loads(self.path.read_text())["rows"]
+            self.rows = list(read_table(self.path, "rows")["rows"])
+        self._write()
 
     def add(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Put the row in (in place of one with the same keys), with the commit; write the file."""
@@ -112,20 +132,31 @@ class RowFile:
             self.rows[same.index(True)] = full
         else:
             self.rows.append(full)
-        write_json(self.path, {**self.facts, "rows": self.rows})
+        self._write()
         return full
+
+    def _write(self) -> None:
+        write_json(self.path, {**self.facts, "rows": self.rows})
 
     def _key(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(row.get(key) for key in self.keys)
 
 
 def run(main: Callable[[list[str]], int]) -> int:
-    """A script's exit status: what the user can mend is one line and 2."""
+    """A script's exit status: what the user can mend is one line and 2, Ctrl-C is 130."""
     try:
         return main(sys.argv[1:])
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}; give another path", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; what was written is kept", file=sys.stderr)
+        return 130
 
 
 def _version(package: str) -> str:

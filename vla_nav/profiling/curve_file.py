@@ -8,13 +8,14 @@ them must have trained with the same options.
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vla_nav.errors import UserError
 from vla_nav.files import write_json
+from vla_nav.profiling.bench_rows import read_table
 from vla_nav.profiling.curves import differences, draw_curves
 
 SAME = ("size", "tree", "steps", "episodes", "learning_rate", "budget", "smaller_budget")
@@ -42,7 +43,13 @@ class CurveFile:
         return len(self.curves.get(side, ())) == self.steps
 
     def put(self, side: str, losses: Sequence[float]) -> None:
-        """The side's curve as far as it is; the file is whole afterwards."""
+        """The side's curve as far as it is; the file is whole afterwards. `UserError` for a loss
+        that is no number: the curve so far is kept."""
+        bad = next((n for n, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        if bad is not None:
+            raise UserError(
+                f"{side}: the loss of step {bad + 1} is {losses[bad]}; give a smaller learning_rate"
+            )
         self.curves[side] = list(losses)
         self.write()
 
@@ -65,11 +72,11 @@ class CurveFile:
         draw_curves(done, title, [str(self.path.with_suffix(end)) for end in (".png", ".svg")])
 
     def _take(self, path: Path) -> None:
-        found, options = json.loads(path.read_text()), self.facts["options"]
+        found, options = read_table(path, "options", "curves"), self.facts["options"]
         for key in SAME:
-            if found["options"][key] != options[key]:
+            if found["options"].get(key) != options[key]:
                 raise UserError(
-                    f"{path}: its {key} is {found['options'][key]}, not {options[key]}; give "
+                    f"{path}: its {key} is {found['options'].get(key)}, not {options[key]}; give "
                     "another output, or the same options"
                 )
         self.curves.update(found["curves"])

@@ -78,12 +78,16 @@ class TreeShape:
         try:
             numbers = int(steps), int(first), int(second), int(prompt or 128)
         except ValueError:
-            raise UserError(
-                f"tree shape '{text}'; allowed: 44x196+12, 60x(68+204) or 2^6x64+12"
-            ) from None
+            numbers = (0, 0, 0, 0)
+        shape = TreeShape(*numbers)
         if "(" in rest:
-            return TreeShape(numbers[0], numbers[2] - 12, 12, numbers[3], history=numbers[1])
-        return TreeShape(*numbers)
+            shape = TreeShape(numbers[0], numbers[2] - 12, 12, numbers[3], history=numbers[1])
+        if min(shape.steps, shape.frame, shape.action, shape.prompt) < 1 or shape.history < 0:
+            raise UserError(
+                f"tree shape '{text}'; allowed: 44x196+12, 60x(68+204) or 2^6x64+12, every number "
+                "1 or more (leaves of 13 tokens or more)"
+            )
+        return shape
 
     @property
     def num_frames(self) -> int:
