@@ -24,7 +24,7 @@ from vla_nav.errors import UserError
 from vla_nav.models.assembly import ModelConfig, build_prompt
 from vla_nav.models.prompt import PromptBuilder
 from vla_nav.training.episode_file import open_episodes
-from vla_nav.training.grouping import GROUPS, grouped
+from vla_nav.training.grouping import grouped
 from vla_nav.training.made_summaries import MadeSummaries, episode_paths
 from vla_nav.training.recorded_split import require_conventions
 from vla_nav.training.shapes import encoder_flops, flop_model, frame_tokens
@@ -41,6 +41,8 @@ from vla_nav.tree import (
     tree_stats,
 )
 from vla_nav.tree.layout import every_layout
+
+_WAYS = ("episode", "trajectory")  # of grouping, in the table of all layouts
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def data_stats(
         for wanted in _all_layouts(layout):
             if wanted.history == "pooled" and tokens.pooled == 0:
                 continue
-            for way in GROUPS if has_trajectories and wanted.instruction == "last" else GROUPS[:1]:
+            for way in _WAYS if has_trajectories and wanted.instruction == "last" else _WAYS[:1]:
                 chosen = _chosen(episodes, way, options.max_episodes)
                 counted = _count(
                     builder_of(wanted), episodes, chosen, wanted, way, supervise, options

@@ -38,8 +38,8 @@ class EpisodeTree(NamedTuple):
 class RecordedTrees:
     """The trees of a recorded data set under one prompt and layout, built when asked for.
 
-    supervise: own | all, see `vla_nav.tree.history`. group: episode | trajectory, which episodes
-    make one tree (`vla_nav.training.grouping`). frames: a feature or pixel cache.
+    supervise: own | all, see `vla_nav.tree.history`. group: episode | trajectory | rollouts, which
+    episodes make one tree (`vla_nav.training.grouping`). frames: a feature or pixel cache.
     members: tree -> its episodes.
     """
 
@@ -55,7 +55,7 @@ class RecordedTrees:
     ) -> None:
         self.episodes, self.builder, self.frames = episodes, builder, frames
         self.members = grouped(episodes, group)
-        self._supervise, self._remember = supervise, remember
+        self._supervise, self._group, self._remember = supervise, group, remember
         self._known: OrderedDict[int, EpisodeTree] = OrderedDict()
 
     def __len__(self) -> int:
@@ -94,12 +94,12 @@ class RecordedTrees:
         """(trees,) int64 upper bounds of the trees' tokens.
 
         Exact but for action tokens that a shorter action (STOP) does not have or that merge, and
-        for equal frames. Trees of several episodes that can share their frames (instruction last)
-        are built to be measured.
+        for equal frames. Trees of several episodes that can share their frames (walks of one
+        episode, or instruction last) are built to be measured.
         """
         bounds = episode_bounds(self.episodes, self.builder)
         root = len(self.builder.root())
-        can_share = self.builder.layout.instruction == "last"
+        can_share = self._group == "rollouts" or self.builder.layout.instruction == "last"
         return np.array(
             [
                 self[index].tree.num_tokens
