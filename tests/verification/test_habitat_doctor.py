@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from vla_nav.episodes.types import Camera, Embodiment
+from vla_nav.simulators.client import WorkerDiedError, WorkerProcess
 from vla_nav.simulators.habitat_faults import FAULTS, explain
 from vla_nav.verification import installation
 from vla_nav.verification.habitat_installation import probe_habitat
@@ -135,6 +136,15 @@ def test_a_driver_that_hangs_is_given_up(tmp_path: Path) -> None:
     probe = probe_habitat({"python": python}, timeout_s=1.0)[-1]
     assert (probe.code, probe.severity) == ("I414", "error")
     assert "no answer" in probe.found
+
+
+def test_a_worker_that_dies_of_it_says_so_too(tmp_path: Path) -> None:
+    words = WORDS["egl driver"].replace("\n", "\\n")
+    python = fake(tmp_path / "python", f"printf '{words}' >&2", "exit 1")
+    with pytest.raises(WorkerDiedError, match=r"context \(libEGL is there.*libgl1-mesa-dri"):
+        WorkerProcess("habitat", BODY, {}, python=python)
+    with pytest.raises(WorkerDiedError, match=r"context$"):
+        WorkerProcess("mesh", BODY, {}, python=python)
 
 
 def test_without_what_habitat_needs_no_worker_is_started(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from vla_nav.episodes.types import Embodiment, Pose
 from vla_nav.errors import UserError
 from vla_nav.simulators import plain
 from vla_nav.simulators.agent import ExpertSettings, Outcome
+from vla_nav.simulators.habitat_faults import explain
 from vla_nav.simulators.protocol import GeodesicPath, Motion, Observation
 from vla_nav.simulators.topdown import FloorMap
 from vla_nav.simulators.worker import PROTOCOL_VERSION, answer, make_host, read_frame, write_frame
@@ -91,7 +92,7 @@ class WorkerProcess:
         python: str | None = None,
         timeout_s: float = 120.0,
     ) -> None:
-        self._timeout_s = timeout_s
+        self._backend, self._timeout_s = backend, timeout_s
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         command = [python or sys.executable, str(_WORKER_FILE), backend]
         single = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
@@ -178,7 +179,11 @@ class WorkerProcess:
         self._log.seek(max(0, self._log.tell() - 2000))
         lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
         last = f": {lines[-1]}" if lines else ""
-        return f"simulator worker {self._process.pid} {what}{last}"
+        text = f"simulator worker {self._process.pid} {what}{last}"
+        if self._backend != "habitat":
+            return text
+        fault = explain("\n".join(lines), self._process.poll())
+        return text if fault is None else f"{text} ({fault.cause}; {fault.remedy})"
 
 
 def start_worker(
