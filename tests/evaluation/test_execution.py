@@ -19,8 +19,7 @@ from vla_nav.evaluation.metrics import SuccessRule
 from vla_nav.evaluation.play import Played, PlaySettings, Unit
 from vla_nav.evaluation.slots import Table
 from vla_nav.evaluation.subject import require_execution
-from vla_nav.simulators.host import MeshHost
-from vla_nav.simulators.plain import embodiment_to_plain
+from vla_nav.simulators.client import LocalWorker
 from vla_nav.simulators.pool import SimulatorPool
 
 RULE = "turn_then_forward(4)"
@@ -132,8 +131,7 @@ class Houses:
     def __init__(self, config):
         self.episodes, scenes = episodes_of(config)
         self.body = body_of(config)
-        self.host = MeshHost()
-        self.host.configure(embodiment_to_plain(self.body), config["simulators"]["options"])
+        self.worker = LocalWorker("mesh", self.body, config["simulators"]["options"])
         self.scenes = scenes
 
     def go(self, episode, target, pose):
@@ -146,11 +144,12 @@ class Houses:
             except StopIteration as end:
                 return end.value
             assert isinstance(call, Call)
-            answer = getattr(self.host, call.method)(**call.arguments)
+            answer = self.worker.call(call.method, **call.arguments)
 
     def distance(self, episode, start, goal):
         scene = self.scenes[episode.scene_id]
-        return float(self.host.distances(scene, np.array([start]), np.array([goal]))[0])
+        asked = {"points": np.array([start]), "goals": np.array([goal])}
+        return float(self.worker.call("distances", scene=scene, **asked)[0])
 
 
 def test_walks_in_a_house_stay_on_the_floor_and_are_as_long_as_the_geodesic(config):
@@ -161,9 +160,10 @@ def test_walks_in_a_house_stay_on_the_floor_and_are_as_long_as_the_geodesic(conf
         episode = houses.episodes[number % len(houses.episodes)]
         scene = houses.scenes[episode.scene_id]
         start = Pose.from_yaw(
-            tuple(houses.host.random_point(scene, number)), rng.uniform(-np.pi, np.pi)
+            tuple(houses.worker.call("random_point", scene=scene, seed=number)),
+            rng.uniform(-np.pi, np.pi),
         )
-        goal = houses.host.random_point(scene, 1000 + number)
+        goal = houses.worker.call("random_point", scene=scene, seed=1000 + number)
         forward, left, _ = start.relative(Pose.from_yaw(tuple(goal), 0.0))
         if abs(goal[1] - start.position[1]) > 0.1:
             continue  # the target is named at the agent's own height
@@ -177,7 +177,7 @@ def test_walks_in_a_house_stay_on_the_floor_and_are_as_long_as_the_geodesic(conf
         assert done.poses[-1].yaw_rad == pytest.approx(start.yaw_rad, abs=1e-6)
         num_round_a_corner += geodesic > 1.05 * np.linalg.norm(np.subtract(goal, start.position))
         for place in places[1:]:
-            floor = houses.host.snap(scene, place.tolist())
+            floor = houses.worker.call("snap", scene=scene, point=place.tolist())
             assert math.dist(floor, place) < 0.06
         assert done.primitives.count(F) >= walked / houses.body.step_m - 1e-6
     assert num_round_a_corner >= 10  # straight lines would have proved nothing

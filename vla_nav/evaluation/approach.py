@@ -18,7 +18,7 @@ by discrete steps instead and counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +33,11 @@ from vla_nav.episodes.types import (
     wrap_angle,
 )
 
-EXECUTIONS = ("discrete", "geodesic")
+EXECUTIONS = {
+    "discrete": "decisions are primitive actions, waypoints and pixels by turn, walk, turn",
+    "geodesic": "the network's waypoints and pixels by the shortest path to them, a primitive "
+    "action charged per step length and turn; chance and the expert by primitive actions",
+}
 _NOTHING_M = 1e-3
 
 
@@ -51,6 +55,16 @@ class Walk(NamedTuple):
     primitives: tuple[int, ...]
     poses: tuple[Pose, ...]
     has_collided: bool
+
+
+def execution_text(execution: str, records: Sequence[Mapping[str, Any]]) -> str:
+    """How the decisions of a run were executed, for its report; with what went another way."""
+    text = f"{execution}: {EXECUTIONS[execution]}"
+    if execution == "geodesic":
+        num_all = sum(one["num_decisions"] for one in records if one["execution"] == execution)
+        num_other = sum(one["num_unreachable"] for one in records)
+        text += f"; {num_other} of {num_all} decisions named a place without a way"
+    return text
 
 
 def approach(

@@ -22,6 +22,7 @@ from rich.table import Table as ConsoleTable
 
 from vla_nav.evaluation import replays, throughput
 from vla_nav.evaluation.aggregate import aggregate
+from vla_nav.evaluation.approach import execution_text
 from vla_nav.evaluation.conventions import DEFINITIONS as CONVENTIONS
 from vla_nav.evaluation.languages import language_groups
 from vla_nav.evaluation.metrics import DEFINITIONS
@@ -92,6 +93,7 @@ def write_report(
             "intervals": "95 % bootstrap, whole scenes resampled",
             "threshold_m": facts["success"]["success_m"],
             "flagged": f"episodes without a finite geodesic: policy '{flag_policy}'",
+            "execution": execution_text(facts.get("execution", "discrete"), ordered),
             **{f"public: {name}": text for name, text in CONVENTIONS.items()},
         },
         "timing": throughput.with_rates(timing),
@@ -129,7 +131,8 @@ def console_table(report: Mapping[str, Any]) -> ConsoleTable:
     )
     threshold = run["success"]["success_m"]
     table = ConsoleTable(
-        title=f"{run['dataset']} {run['split']}, {run['backend']}, success at {threshold:g} m"
+        title=f"{run['dataset']} {run['split']}, {run['backend']}, success at {threshold:g} m, "
+        f"execution {run.get('execution', 'discrete')}"
     )
     table.add_column("row", no_wrap=True)
     for name in ("n", "SR [95 %]", *(name.upper().replace("_", " ") for name in further)):
