@@ -218,7 +218,13 @@ class HabitatSimulator:
     def _open(self, path: str) -> None:
         """Make the library's simulator for a scene, with a navigation mesh, or leave none."""
         stages = Path(self._folder.name) / "stages"
-        scene = find_scene(path, folder=stages, dataset=self._dataset, up_axis=self._up_axis)
+        scene = find_scene(
+            path,
+            folder=stages,
+            dataset=self._dataset,
+            up_axis=self._up_axis,
+            semantic=self._has_semantic,
+        )
         cameras = self.embodiment.cameras
         body = habitat_sim.AgentConfiguration()
         body.radius, body.height = self.embodiment.radius_m, self.embodiment.height_m

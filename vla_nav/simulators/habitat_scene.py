@@ -23,6 +23,7 @@ from typing import Any
 
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.frozen import frozen
+from vla_nav.simulators.habitat_semantics import write_semantics
 
 UP_AXES = ("auto", "y", "z")
 STAGE_SUFFIXES = (".glb", ".gltf", ".ply", ".obj")
@@ -53,12 +54,18 @@ class HabitatScene:
 
 
 def find_scene(
-    path: str | Path, *, folder: str | Path, dataset: str | None = None, up_axis: str = "auto"
+    path: str | Path,
+    *,
+    folder: str | Path,
+    dataset: str | None = None,
+    up_axis: str = "auto",
+    semantic: bool = False,
 ) -> HabitatScene:
     """What to tell habitat-sim about the scene file `path`.
 
     folder: where a stage config may be written for it. dataset: a config file to use instead of
     the nearest one. up_axis: of a stage file without config; "auto" goes by the table above.
+    semantic: give a bare GLB the semantic ids that the mesh simulator gives it.
     Raises `UserError` for a missing, damaged or unknown file.
     """
     path = Path(path).absolute()
@@ -88,7 +95,7 @@ def find_scene(
         config = dataset or _nearest_dataset(path, "hm3d")
         scene_id = str(path)
         if config is None and up_axis == "y":
-            scene_id = _write_stage(path, "y", Path(folder))
+            scene_id = _write_stage(path, "y", Path(folder), semantic=semantic)
         return HabitatScene(scene_id, _absolute(config), navmesh, "hm3d")
     if dataset is not None:
         return HabitatScene(str(path), _absolute(dataset), navmesh, "dataset")
@@ -99,7 +106,9 @@ def find_scene(
     up = up_axis if up_axis != "auto" else ("z" if convention else "y")
     if up == "z" and path.suffix.lower() == ".glb":  # habitat-sim's own reading of a .glb
         return HabitatScene(str(path), None, navmesh, convention or "bare")
-    return HabitatScene(_write_stage(path, up, Path(folder)), None, navmesh, convention or "bare")
+    return HabitatScene(
+        _write_stage(path, up, Path(folder), semantic=semantic), None, navmesh, convention or "bare"
+    )
 
 
 def _stem(path: Path) -> str:
@@ -198,7 +207,7 @@ def _z_up_set(path: Path, stem: str) -> str | None:
     return next((part for part in path.parts[:-1] if part in _Z_UP_SETS), None)
 
 
-def _write_stage(path: Path, up_axis: str, folder: Path) -> str:
+def _write_stage(path: Path, up_axis: str, folder: Path, *, semantic: bool) -> str:
     """A stage config for a bare stage file; the folder is the caller's and temporary."""
     up, front = _FRAMES[up_axis]
     config: dict[str, Any] = {
@@ -210,7 +219,12 @@ def _write_stage(path: Path, up_axis: str, folder: Path) -> str:
     }
     count = len(list(folder.iterdir())) if folder.is_dir() else 0
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{count:04d}-{_stem(path)}{STAGE}"
+    name = f"{count:04d}-{_stem(path)}"
+    semantics = folder / f"{name}_semantic.ply"
+    is_told = semantic and path.suffix.lower() == ".glb"
+    if is_told and write_semantics(path, semantics, up_axis=up_axis):
+        config["semantic_asset"] = str(semantics)
+    target = folder / f"{name}{STAGE}"
     target.write_text(json.dumps(config), encoding="utf-8")
     return str(target)
 
