@@ -101,6 +101,18 @@ def test_ctrl_c_is_no_ordinary_end(data: Path, tmp_path: Path) -> None:
     assert files(tmp_path) == set()
 
 
+def test_a_run_that_ends_early_gives_no_numbers(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the run ended after 1 of 4 steps: .*max_time"):
+        profile(
+            recipe(data),
+            FULL,
+            output_dir=tmp_path,
+            make_trainer=lambda **keywords: cpu_trainer(fast_dev_run=True, **keywords),
+            progress=lambda line: None,
+        )
+    assert files(tmp_path) == set()
+
+
 def test_a_trace_says_nothing_about_gpus_that_are_not_there() -> None:
     program = (
         "import torch; from vla_nav.profiling.profile_trace import StepTrace\n"

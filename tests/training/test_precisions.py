@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from tests.training.tiny import cpu_trainer, make_data, recipe, settings, weights_of
+from vla_nav.errors import UserError
 from vla_nav.training.ema import WeightAverage
 from vla_nav.training.fit import fit
+from vla_nav.training.optimiser import OptimiserSettings
 from vla_nav.training.schedule import Budget
 from vla_nav.training.settings import PartitionSettings
 
@@ -40,3 +42,30 @@ def test_a_run_has_weights_of_its_precision(
     weights = {name: x for name, x in weights_of(tmp_path).items() if name.startswith("state_dict")}
     wanted = DTYPES.get(precision, torch.float64)
     assert {x.dtype for x in weights.values() if x.is_floating_point()} == {wanted}
+
+
+def refused(data: Path, folder: Path, **trainer: object) -> str:
+    """What a run by used rows is told."""
+    made = settings(optimiser=OptimiserSettings(used_rows=True))
+    with pytest.raises(UserError) as found:
+        fit(
+            recipe(data, settings=made),
+            output_dir=folder,
+            config={},
+            make_trainer=lambda **keywords: cpu_trainer(**trainer, **keywords),
+            checkpoint={"every_steps": 3, "every_minutes": None},
+        )
+    return str(found.value)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_used_rows_are_for_float32_weights(data: Path, tmp_path: Path, precision: str) -> None:
+    told = refused(data, tmp_path, precision=precision)
+    assert "used_rows=true is for float32 weights" in told
+    assert precision in told
+
+
+def test_an_epoch_that_ends_early_is_refused(data: Path, tmp_path: Path) -> None:
+    told = refused(data, tmp_path, limit_train_batches=2)
+    assert told.startswith("the data are at step 0, training at step 2: ")
+    assert "limit_train_batches" in told

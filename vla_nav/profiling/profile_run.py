@@ -21,6 +21,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from vla_nav.actions.types import Stop
+from vla_nav.errors import UserError
 from vla_nav.files import locked, write_json
 from vla_nav.models.assembly import assemble
 from vla_nav.models.vla import VLA
@@ -147,6 +148,11 @@ def _profile(
         trainer.profiler = steps
         with ending_as_asked(trainer):
             trainer.fit(parts.module, datamodule=parts.data)
+    if len(steps.blocks) < len(settings.blocks):
+        raise UserError(
+            f"the run ended after {trainer.global_step} of {settings.num_steps} steps: take away "
+            "what ends it early (trainer.max_time, trainer.fast_dev_run)"
+        )
     timed = _counted(parts, steps, rates)
     profiled = [item for item in timed if item.block.kind == PROFILED]
     held = held_bytes(

@@ -85,6 +85,12 @@ class TrainingModule(LightningModule):
         self.progress.stopwatch.restart(self.progress.stopwatch.earlier_s)
         self._since = (time.monotonic(), self._num_episodes)
         if self._text_rows is not None:
+            dtype = self.model.backbone.text_embedding.weight.dtype
+            if dtype != self._text_rows.rows.dtype:
+                raise UserError(
+                    f"training.optimiser.used_rows=true is for float32 weights, they are {dtype} "
+                    f"(trainer.precision={self.trainer.precision}): set used_rows=false"
+                )
             self._text_rows.read()
         is_one_cpu = self.device.type == "cpu" and self.trainer.world_size == 1
         for key, is_on in (
@@ -99,7 +105,12 @@ class TrainingModule(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One optimiser step over all packs of the batch."""
-        assert batch.step == self.global_step, (batch.step, self.global_step)
+        if batch.step != self.global_step:
+            raise UserError(
+                f"the data are at step {batch.step}, training at step {self.global_step}: keys of "
+                "the trainer that end an epoch early (limit_train_batches) do not fit; take them "
+                "away and set training.budget"
+            )
         optimiser = self.optimizers()
         denominator = self._denominator(batch)
         if self.settings.parallel_packs > 1:
