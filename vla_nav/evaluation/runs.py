@@ -38,7 +38,7 @@ from vla_nav.evaluation.results import (
     read_results,
 )
 from vla_nav.evaluation.selection import select, shard_of
-from vla_nav.evaluation.setup import read_episodes, scene_files
+from vla_nav.evaluation.setup import episodes_digest, read_episodes, scene_files
 from vla_nav.evaluation.shard_run import Shard, crashes_file, play_shard
 from vla_nav.evaluation.subject import Subject, load_subject, require_execution
 from vla_nav.evaluation.tasks import refuse_other_conditions
@@ -230,7 +230,7 @@ def _identity(
         "dataset": data["dataset"],
         "split": data["split"],
         "role": data["role"],
-        "episodes": file_digest(data["episodes"]),
+        "episodes": episodes_digest(data),
         "ground_truth": file_digest(data["ground_truth"]) if data["ground_truth"] else None,
         "checkpoint": subject.checkpoint,
         "embodiment": asdict(settings.embodiment),

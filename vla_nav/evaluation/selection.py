@@ -37,6 +37,7 @@ def select(
     if not episodes:
         raise UserError(f"{source}: holds no episodes; nothing to evaluate")
     _refuse_twice(episodes, source)
+    _refuse_without_goals(episodes, source)
     kept = list(episodes)
     if scenes:
         kept = [episode for episode in kept if _scene_names(episode) & set(scenes)]
@@ -114,3 +115,13 @@ def _refuse_twice(episodes: Sequence[Episode], source: str) -> None:
         if episode.key in seen:
             raise UserError(f"{source}: episode_id '{episode.episode_id}' stands there twice")
         seen.add(episode.key)
+
+
+def _refuse_without_goals(episodes: Sequence[Episode], source: str) -> None:
+    without = [episode for episode in episodes if not episode.goals]
+    if without:
+        raise UserError(
+            f"{source}: {len(without)} of {len(episodes)} episodes have no goal (such as "
+            f"'{without[0].episode_id}'), as in a test split whose goals are kept back, so there "
+            "is nothing to score; evaluate a validation split"
+        )
