@@ -179,8 +179,7 @@ class MeshSimulator:
         nearest = int(away.argmin())
         if away[nearest] > _SNAP_M**2:
             return None
-        x, y, z = scene.points[nearest].tolist()
-        return x, y, z
+        return scene.mover.drag(tuple(scene.points[nearest].tolist()), point)
 
     def random_point(self, rng: np.random.Generator) -> Point:
         scene = self._loaded()

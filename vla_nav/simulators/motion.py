@@ -116,6 +116,20 @@ class Mover:
         self._needed_m = self._radius
         return self._push_out(node, x, z, aside_m)
 
+    def drag(
+        self, start: tuple[float, float, float], target: tuple[float, float, float]
+    ) -> tuple[float, float, float]:
+        """The floor point nearest to `target` that a slide from the walkable point `start` finds;
+        `start` itself where that comes no nearer."""
+        x, y, z = start
+        node = self.node_at(x, y, z)
+        self._needed_m = self._radius
+        node, x, z, rest_x, rest_z = self._advance(node, x, z, target[0] - x, target[2] - z)
+        if rest_x or rest_z:
+            node, x, z = self._slide(node, x, z, rest_x, rest_z)
+        end = x, self.floor_height(node, x, z), z
+        return end if math.dist(end, target) < math.dist(start, target) else start
+
     def clearance(self, node: int, x: float, z: float) -> float:
         """Clearance in metres at a point of the node's cell."""
         u = (x - self._x[node]) / self._cell_m

@@ -149,9 +149,10 @@ def test_snap_keeps_what_is_walkable_and_gives_nothing_far_off(bench):
     assert (x, z) == pytest.approx((1.234, 0.987), abs=1e-4)
     assert -1e-3 <= y <= bench.promise.height_m
     assert simulator.snap((x, y, z)) == pytest.approx((x, y, z), abs=1e-5)
-    x, _, z = simulator.snap((0.05, 0.0, 4.0))  # in the wall's margin: straight out
-    assert RADIUS - nearer <= x <= RADIUS + farther
-    assert z == pytest.approx(4, abs=2e-3)
+    for outside_x in (0.05, -0.05, -0.4):  # in the wall's margin, in the wall, behind it
+        x, _, z = simulator.snap((outside_x, 0.0, 4.03))
+        assert RADIUS - nearer <= x <= RADIUS + farther
+        assert z == pytest.approx(4.03, abs=2e-3)
     for far in ((15.0, 0.0, 4.0), (5.0, 4.0, 4.0), (math.nan, 0.0, 4.0), (5.0, math.inf, 4.0)):
         assert simulator.snap(far) is None
         with pytest.raises(UserError, match="start"):
