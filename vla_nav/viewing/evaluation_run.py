@@ -20,17 +20,17 @@ import numpy as np
 import yaml
 
 from vla_nav.episodes.types import MOVE_FORWARD, STOP, TURN_LEFT, TURN_RIGHT, Embodiment, Episode
-from vla_nav.episodes.vlnce import read_vlnce
 from vla_nav.errors import UserError
 from vla_nav.evaluation.results import read_results
-from vla_nav.files import file_digest, read_json
+from vla_nav.evaluation.setup import episodes_digest, read_episodes
+from vla_nav.files import read_json
 from vla_nav.simulators import plain
 from vla_nav.viewing.content import Spot, Track, num_unparsed
 from vla_nav.viewing.outcomes import outcome_of_record
 
 _NOT_SCORES = {
     "row", "dataset", "split", "role", "episode_id", "scene_id", "primitives", "path", "remark",
-    "flag",
+    "flag", "public", "language",
 }  # fmt: skip
 _NEEDED = {"sr", "osr", "ne_m", "path_m", "geodesic_m", "has_stopped"}  # to name an outcome
 _CONFIG = ".hydra/evaluate/config.yaml"
@@ -65,13 +65,7 @@ class EvaluationRun:
 
     def episodes(self) -> Iterator[Episode]:
         """The episodes that have a line, in the order of their file."""
-        for episode in read_vlnce(
-            self.data["episodes"],
-            dataset=self.data["dataset"],
-            split=self.data["split"],
-            role=self.data["role"],
-            gt=self.data["ground_truth"],
-        ):
+        for episode in read_episodes(self.data):
             if episode.key in self.records:
                 yield episode
 
@@ -226,13 +220,14 @@ def _locate(folder: Path, facts: Mapping[str, Any], given: Mapping[str, Any]) ->
         value = given.get(key) or before.get(key) or place
         if value and root:
             value = str(value).replace("${data.path}", str(root)).replace("${data.split}", split)
+            value = value.replace("${data.role}", facts["role"])
         found[key] = value
     if not found["episodes"] or not Path(found["episodes"]).is_file():
         raise UserError(
             f"{folder}: its episodes are not at {found['episodes']}; name their data set as "
             "data.path=... or the file as data.episodes=..."
         )
-    if facts.get("episodes") and file_digest(found["episodes"]) != facts["episodes"]:
+    if facts.get("episodes") and episodes_digest(found) != facts["episodes"]:
         raise UserError(
             f"{found['episodes']}: not the episode file that {folder} was evaluated on (another "
             "digest in run.json); name the right one as data.episodes=..."
