@@ -7,8 +7,9 @@ import pytest
 from worlds import evaluate_config, run_command
 
 from vla_nav.errors import UserError
-from vla_nav.evaluation.comparison import ALLOWED, KINDS, read_groups, refuse_mixing, rows_of
+from vla_nav.evaluation.comparison import ALLOWED, KINDS, refuse_mixing
 from vla_nav.evaluation.comparison_lines import compare
+from vla_nav.evaluation.comparison_runs import read_groups, rows_of
 from vla_nav.evaluation.runs import evaluate_from
 
 
@@ -107,6 +108,13 @@ def test_every_kind_of_difference_is_tried_above():
 def test_another_policy_or_seed_may_stand_beside_it(run, tmp_path, key, value):
     other = copied(run, tmp_path / "other", facts={key: value})
     assert checked(run, other)[1] == {}
+
+
+def test_what_matters_to_one_row_alone_is_free_for_the_others(run, tmp_path):
+    other = copied(run, tmp_path / "other", facts={"chance_stop_probability": 0.5})
+    assert checked(run, other)[1] == {}
+    with pytest.raises(UserError, match=r"other: chance_stop_probability 0\.07 in"):
+        checked(run, other, rows=("random", "expert"))
 
 
 def test_runs_of_a_version_before_executions_count_as_discrete(run, tmp_path):
@@ -228,6 +236,18 @@ def test_seeds_are_one_line_with_their_spread(world, run, tmp_path):
     assert ne["low"] < ne["mean"] < ne["high"]
     assert again["num_runs"] == 1
     assert " ± " in (tmp_path / "out" / "compare.md").read_text()
+
+
+def test_one_run_cannot_stand_in_a_line_twice(run, tmp_path):
+    for name in ("0", "1"):
+        copied(run, tmp_path / "seeds" / name)
+    with pytest.raises(UserError, match=r"seeds: .*have one seed and one checkpoint"):
+        checked(tmp_path / "seeds")
+    copied(run, tmp_path / "seeds" / "2", facts={"seed": 2})
+    shutil.rmtree(tmp_path / "seeds" / "1")
+    assert checked(tmp_path / "seeds")[1] == {}
+    assert command(tmp_path, tmp_path / "seeds", options=["compare.rows=[expert]"]) == 0
+    assert any("does the same for every seed" in note for note in table(tmp_path)["notes"])
 
 
 def test_folders_of_seeds_are_read_in_the_order_of_their_numbers(run, tmp_path):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vla_nav.evaluation.comparison import Group
+from vla_nav.evaluation.comparison_runs import Group
 from vla_nav.evaluation.conventions import CONVENTIONS
 from vla_nav.evaluation.languages import language_groups
 from vla_nav.evaluation.spread import Spread, Values, difference, spread

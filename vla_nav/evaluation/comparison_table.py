@@ -19,8 +19,9 @@ from rich.table import Table as ConsoleTable
 
 from vla_nav.errors import unknown_name
 from vla_nav.evaluation.aggregate import FLAG_POLICIES
-from vla_nav.evaluation.comparison import Group, read_groups, refuse_mixing, rows_of
+from vla_nav.evaluation.comparison import refuse_mixing
 from vla_nav.evaluation.comparison_lines import MEASURES, Line, compare
+from vla_nav.evaluation.comparison_runs import Group, read_groups, rows_of
 from vla_nav.evaluation.conventions import CONVENTIONS
 from vla_nav.evaluation.spread import Spread
 from vla_nav.files import atomic_path, write_json
@@ -143,6 +144,13 @@ def _notes(
         )
     else:
         yield "intervals: 95 % bootstrap, whole scenes resampled; differences paired by episode"
+    for group in groups:
+        policies = {(run.facts["checkpoint"], run.facts["temperature"]) for run in group.runs}
+        if len(group.runs) > 1 and len(policies) == 1 and next(iter(policies))[1] == 0:
+            yield (
+                f"{group.label}: one checkpoint at temperature 0 does the same for every seed; "
+                "only its rows `random` and `swapped_instruction` can scatter"
+            )
     for kind, texts in sorted(mixed.items()):
         yield f"NOT EQUAL, {kind}: {'; '.join(texts)}"
 

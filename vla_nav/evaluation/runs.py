@@ -58,7 +58,7 @@ def evaluate_from(config: Mapping[str, Any]) -> int:
     selection = select(
         everything,
         source=data["episodes"],
-        seed=config["seed"],
+        seed=options["selection_seed"],
         num_episodes=options["num_episodes"],
         scenes=options["scenes"],
         episode_ids=[str(name) for name in options["episode_ids"]],
@@ -106,7 +106,7 @@ def _check(options: Mapping[str, Any]) -> None:
     if options["execution"] not in EXECUTIONS:
         raise unknown_name("evaluation.execution", options["execution"], EXECUTIONS)
     lowest = {"num_slots": 1, "max_primitives": 1, "num_videos": 0, "num_maps": 0}
-    lowest |= {"num_replays": 0, "max_worker_mib": 1}
+    lowest |= {"num_replays": 0, "max_worker_mib": 1, "temperature": 0, "selection_seed": 0}
     for key, least in lowest.items():
         if options[key] is not None and options[key] < least:
             raise UserError(f"evaluation.{key}={options[key]}: allowed: {least} and more")
@@ -240,6 +240,7 @@ def _identity(
         "differs_from_task_or_data": list(differences),
         "success": asdict(settings.success),
         "seed": settings.seed,
+        "temperature": options["temperature"],
         "max_primitives": settings.max_primitives,
         "expert_stop_radius_m": settings.expert_stop_radius_m,
         "chance_stop_probability": settings.chance_stop_probability,

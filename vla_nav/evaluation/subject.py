@@ -82,7 +82,7 @@ def load_subject(config: Mapping[str, Any], rows: Sequence[Condition]) -> Subjec
         loaded, embodiment=body, decision=decision, is_override=options["allow_mismatch"]
     )
     return Subject(
-        loaded.policy(seed=config["seed"]),
+        loaded.policy(seed=config["seed"], temperature=options["temperature"]),
         body,
         decision,
         loaded.description["weights"]["xxh3_128"],
