@@ -7,13 +7,20 @@
       3. `vla_nav.commands.<command>.main(cfg) -> exit code`
 
 Exit codes: 0 done, 2 a fault of the input (one line on stderr), 130 interrupted, 1 a defect of
-the program (its traceback is kept).
+the program (its traceback is kept). A sweep runs all its jobs and ends with the code of the first
+that failed. Each job has a folder of its own, but the shards of one evaluation share theirs:
+
+    -m seed=1,2                              <output_dir>/0  <output_dir>/1
+    -m evaluation.shard=range(8)             <output_dir>
+    -m evaluation.shard=range(8) seed=1,2    <output_dir>/seed=1  <output_dir>/seed=2
 """
 
 from __future__ import annotations
 
 import errno
 import importlib
+import os
+import re
 import sys
 import tempfile
 import traceback
@@ -36,6 +43,7 @@ from vla_nav.commands.overrides import (
     first_line,
     own_experiment,
     split_flags,
+    swept_keys,
 )
 from vla_nav.errors import UserError
 
@@ -56,6 +64,9 @@ ENCODER = "vla_nav.vision.encoder.TimmEncoder"
 _NO_CHECK = {"--help", "-h", "--hydra-help", "--shell-completion", "-sc", "--version", "--info"}
 _OUTPUT_BYTES = 2**18  # what Hydra writes at most before a command begins
 _SWEEP = {"-m", "--multirun"}
+_SHARD = "evaluation.shard"  # jobs that differ in it alone are parts of one run
+_SHARD_FOLDERS = "hydra.sweep.subdir=.shards/${hydra.job.num}"  # for what Hydra itself writes
+_FULL_ERRORS = "HYDRA_FULL_ERROR"
 _ANOTHER_KIND = "a folder is wanted where a file is, or a file where a folder is; name another path"
 _REMEDIES = {  # of faults of the file system, beside a full disk
     errno.EACCES: "give yourself access to it, or name another path",
@@ -85,11 +96,18 @@ def run(command: str, overrides: Sequence[str]) -> int:
         if not _NO_CHECK.intersection(flags):
             check_overrides(command, values, is_sweep=bool(_SWEEP.intersection(flags)))
         if not flags:
+            if any(text.startswith("hydra/launcher=") for text in values):
+                raise UserError("hydra/launcher starts the jobs of a sweep: add -m")
             _make_output_folder(compose_config(command, values))
         return 0
 
     code = _guarded(command, checked)
-    return code if code else _run_hydra(command, [*flags, *values])
+    if code:
+        return code
+    swept = swept_keys(values) if _SWEEP.intersection(flags) else ()
+    if _SHARD in swept:
+        values = [_SHARD_FOLDERS, *values]
+    return _run_hydra(command, [*flags, *values], swept)
 
 
 def plain(node: Any) -> Any:
@@ -154,33 +172,75 @@ def _place(node: DictConfig) -> str:
     return str(node._get_full_key(None))
 
 
-def _run_hydra(command: str, overrides: Sequence[str]) -> int:
+class _JobFailedError(Exception):
+    """A job of a sweep ended with this exit code; it has said why."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def _run_hydra(command: str, overrides: Sequence[str], swept: Sequence[str]) -> int:
     def task(config: DictConfig) -> None:
-        code = _guarded(command, lambda: _call(command, config))
+        code = _guarded(command, lambda: _call(command, config, swept))
+        if code and HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise _JobFailedError(code)  # Hydra goes on with the others and raises it at the end
         if code:
             raise SystemExit(code)
 
     entry = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(task)
-    arguments = sys.argv
+    arguments, full_errors = sys.argv, os.environ.get(_FULL_ERRORS)
     sys.argv = [f"vla-nav {command}", *overrides, f"hydra.job.name={command}"]
     try:
+        if swept:  # Hydra hands the error on instead of making its own exit code of it
+            os.environ[_FULL_ERRORS] = "1"
         entry()
+    except _JobFailedError as failed:
+        print(
+            f"vla-nav {command}: a job of the sweep ended with code {failed.code}; it says why in "
+            "its own output (above, or in the folder .submitit of paths.output_dir)",
+            file=sys.stderr,
+        )
+        return failed.code
+    except Exception as error:
+        if not type(error).__module__.startswith("submitit."):
+            raise
+        print(
+            f"vla-nav {command}: a job of the sweep was lost ({first_line(error)}); the same "
+            "command continues",
+            file=sys.stderr,
+        )
+        return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt:
         return _interrupted(command)
     finally:
         sys.argv = arguments
+        os.environ.pop(_FULL_ERRORS, None)
+        if full_errors is not None:
+            os.environ[_FULL_ERRORS] = full_errors
     return 0
 
 
-def _call(command: str, config: DictConfig) -> int:
-    if HydraConfig.get().mode == RunMode.MULTIRUN:  # one folder per run of a sweep
-        config.paths.output_dir = HydraConfig.get().runtime.output_dir
+def _call(command: str, config: DictConfig, swept: Sequence[str]) -> int:
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        config.paths.output_dir = _job_folder(config, swept)
     main: Callable[[DictConfig], int | None] = importlib.import_module(
         f"vla_nav.commands.{command}"
     ).main
     return main(config) or 0
+
+
+def _job_folder(config: DictConfig, swept: Sequence[str]) -> str:
+    """One folder per job of a sweep, and one for all shards of the same other values."""
+    own = HydraConfig.get()
+    if _SHARD not in swept:
+        return str(own.runtime.output_dir)
+    shared = Path(own.sweep.dir).absolute()
+    others = [text for text in own.overrides.task if text.partition("=")[0] in swept]
+    name = ",".join(sorted(text for text in others if not text.startswith(f"{_SHARD}=")))
+    return str(shared / re.sub(r"[^\w.,=+-]", "_", name)) if name else str(shared)
 
 
 def _guarded(command: str, body: Callable[[], int]) -> int:

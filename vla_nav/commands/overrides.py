@@ -14,7 +14,9 @@ and `instantiate` checks them. A node that is empty in the YAML is free-form.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import inspect
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,9 @@ from omegaconf.errors import OmegaConfBaseException
 from vla_nav.commands.value_kinds import check_kinds
 from vla_nav.errors import UserError, unknown_name
 
+_LAUNCHER = "hydra/launcher"
+_SUBMITIT = ("submitit_slurm", "submitit_local")
+_PLUGIN = ("hydra_plugins", "hydra_plugins.hydra_submitit_launcher")  # asked for in this order
 _OVERLAYS = ("experiment", "debug")  # groups that may only set keys that exist without them
 _FLAGS_WITH_VALUE = {"--cfg", "-c", "--package", "-p", "--config-path", "-cp"} | {
     *("--config-name", "-cn", "--config-dir", "-cd", "--info", "-i"),
@@ -84,6 +89,12 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return flags, overrides
 
 
+def swept_keys(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The keys that are given several values: `seed=1,2` or `evaluation.shard=range(8)`."""
+    parsed = [_parse(text) for text in overrides]
+    return tuple(override.key_or_group for override in parsed if override.is_sweep_override())
+
+
 def check_overrides(command: str, overrides: Sequence[str], *, is_sweep: bool = False) -> None:
     """Raise `UserError` (one line, the nearest known name) for overrides that cannot be meant.
 
@@ -97,7 +108,7 @@ def check_overrides(command: str, overrides: Sequence[str], *, is_sweep: bool = 
                 "[a,b] for a list, or quote the value"
             )
     for override in parsed:
-        _check_option(override)
+        _check_option(override, is_sweep=is_sweep)
     texts = [_first_value(override) for override in parsed]
     try:
         composed = compose_config(command, texts, hydra=True)
@@ -165,7 +176,7 @@ def _options(group: str) -> list[str] | None:
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
-def _check_option(override: Override) -> None:
+def _check_option(override: Override, *, is_sweep: bool) -> None:
     group = override.key_or_group.split("@")[0]
     options = _options(group)
     if options is None or override.is_delete():
@@ -173,6 +184,9 @@ def _check_option(override: Override) -> None:
     values = [override.value()]
     if override.is_sweep_override():
         values = list(override.sweep_string_iterator())
+    if group == _LAUNCHER:  # Hydra and its plugins have more of them
+        _require_launcher(values, is_sweep=is_sweep)
+        return
     for value in values:
         if value is None or str(value) == "null":
             continue
@@ -181,6 +195,22 @@ def _check_option(override: Override) -> None:
                 _require_option(group, str(name), options)
         elif isinstance(value, str):
             _require_option(group, value, options)
+
+
+def _require_launcher(values: Sequence[Any], *, is_sweep: bool) -> None:
+    """The launchers that start jobs through submitit need its plugin, SLURM's its commands."""
+    wanted = [value for value in values if value in (*(_options(_LAUNCHER) or ()), *_SUBMITIT)]
+    for name in wanted:
+        if any(importlib.util.find_spec(part) is None for part in _PLUGIN):
+            raise UserError(
+                f"{_LAUNCHER}={name} needs the package hydra-submitit-launcher, which is not "
+                "installed; pip install 'vla_nav[slurm]'"
+            )
+        if is_sweep and name.endswith("slurm") and shutil.which("srun") is None:
+            raise UserError(
+                f"{_LAUNCHER}={name}: there is no srun on this machine; start the command on a "
+                f"login node of the cluster, or take {_LAUNCHER}=processes for this machine alone"
+            )
 
 
 def _require_option(group: str, value: str, options: list[str]) -> None:
@@ -204,7 +234,8 @@ def _diagnose(command: str, parsed: list[Override], error: Exception) -> UserErr
         except (HydraException, OmegaConfBaseException) as refusal:
             groups = compose_config(command, hydra=True).hydra.runtime.choices
             names = [str(key) for key in groups if not str(key).startswith("hydra/")]
-            if override.key_or_group not in names:
+            is_own = not override.key_or_group.startswith("hydra/")
+            if is_own and override.key_or_group not in names:
                 return unknown_name(f"group of '{command}':", override.key_or_group, names)
             return UserError(f"{override.input_line}: {first_line(refusal)}")
         accepted.append(_first_value(override))

@@ -160,7 +160,7 @@ class Table:
         """Give a free slot the next unit of its lane, or of the longest queue."""
         lane = number % self._pool.num_lanes
         queue = self._queues[lane] or max(self._queues, key=len)
-        if not queue:
+        if not queue or not self._is_loadable(lane, queue[0][0].episode.scene_id):
             return
         unit, attempts = queue.popleft()
         notes = Notes(attempts=attempts, is_filmed=self._is_filmed(unit))
@@ -179,6 +179,11 @@ class Table:
             ),
         )
         self._advance(self._slots[number], None)
+
+    def _is_loadable(self, lane: int, scene_id: str) -> bool:
+        """Whether an episode there would not push a scene that is in use out of the worker."""
+        used = {slot.unit.episode.scene_id for slot in self._slots.values() if slot.lane == lane}
+        return scene_id in used or len(used) < self._pool.max_scenes
 
     def _advance(self, slot: _Slot, answer: Any) -> Played | None:
         """Hand a slot its answer and pass on what it asks for next; the episode at its end."""

@@ -91,12 +91,12 @@ def sentence(rates: Mapping[str, Any]) -> str:
     """The console's line about `with_rates`; empty where nothing was played."""
     if not rates["num_episodes"]:
         return ""
-    parts = [
-        f"{rates['num_episodes']} episodes in {rates['elapsed_s']:.1f} s",
-        f"{rates['frames_per_s']:.1f} frames/s",
-        f"{rates['decisions_per_s']:.1f} decisions/s",
-        f"policy {100 * rates['policy_share']:.0f} % of the time",
-    ]
+    parts = [f"{rates['num_episodes']} episodes in {rates['elapsed_s']:.1f} s"]
+    if rates["num_frames"]:
+        parts.append(f"{rates['frames_per_s']:.1f} frames/s")
+    if rates["num_decisions"]:
+        parts.append(f"{rates['decisions_per_s']:.1f} decisions/s")
+        parts.append(f"policy {100 * rates['policy_share']:.0f} % of the time")
     if rates["simulators_share"] is not None:
         parts.append(f"simulators {100 * rates['simulators_share']:.0f} % busy")
     for name, what in (("num_restarts", "restarted"), ("num_recycles", "recycled")):

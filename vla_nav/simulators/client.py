@@ -44,7 +44,9 @@ class WorkerFaultError(RuntimeError):
 
 
 class Worker(Protocol):
-    """Something that answers a host's methods."""
+    """Something that answers a host's methods. max_scenes: how many it keeps loaded."""
+
+    max_scenes: int
 
     def call(self, method: str, **arguments: Any) -> Any:
         """The method's value; `UserError` and `WorkerFaultError` as raised there."""
@@ -64,6 +66,7 @@ class LocalWorker:
 
     def __init__(self, backend: str, embodiment: Embodiment, options: dict[str, Any]) -> None:
         self._host = make_host(backend)
+        self.max_scenes: int = self._host.max_scenes
         self.call(
             "configure", embodiment=plain.embodiment_to_plain(embodiment), options=dict(options)
         )
@@ -112,6 +115,7 @@ class WorkerProcess:
         try:
             self.hello: dict[str, Any] = self._receive()
             _check_protocol(self.hello, command[0])
+            self.max_scenes: int = self.hello.get("max_scenes", 1)
             self.call(
                 "configure", embodiment=plain.embodiment_to_plain(embodiment), options=dict(options)
             )

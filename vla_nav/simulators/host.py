@@ -65,6 +65,11 @@ class Host:
         self._simulators: OrderedDict[str, Simulator] = OrderedDict()
         self._agents: dict[int, _Hosted] = {}
 
+    @property
+    def max_scenes(self) -> int:
+        """How many scenes stay loaded: agents of more at once load them by turns."""
+        return self._max_simulators
+
     def configure(self, embodiment: dict[str, Any], options: dict[str, Any]) -> None:
         """Set the body and the backend's keyword options; forgets every scene and agent."""
         for simulator in self._simulators.values():

@@ -93,6 +93,8 @@ class SimulatorPool:
                 f"simulators.python={python}: no worker of backend '{backend}' starts ({error}); "
                 "name an interpreter that has the backend, or raise simulators.timeout_s"
             ) from None
+        # An agent in yet another scene of the same worker would push one out that is in use.
+        self.max_scenes = starts[0].result().max_scenes
         if num_workers:
             for lane in self._lanes:
                 lane.run_in_thread()

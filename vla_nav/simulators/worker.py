@@ -69,6 +69,7 @@ def serve(host: Any, reader: BinaryIO, writer: BinaryIO, *, backend: str) -> Non
             "backend": backend,
             "python": platform.python_version(),
             "version": getattr(host, "version", ""),
+            "max_scenes": getattr(host, "max_scenes", 1),
         },
     )
     while True:
