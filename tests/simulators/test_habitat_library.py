@@ -90,7 +90,7 @@ def test_2_a_scene_has_a_navigation_mesh_or_is_refused(scenes, tmp_path):
             strict.load_scene(str(copy))
     finally:
         strict.close()
-    with pytest.raises(UserError, match=r"navmesh 'never'.*allowed: auto, file, recompute"):
+    with pytest.raises(UserError, match=r"navmesh 'never'.*allowed: auto, file, matching, recompute"):
         setup(navmesh="never").opened(BODY).load_scene(scenes["room"])
 
 

@@ -22,7 +22,7 @@ from vla_nav.frozen import frozen
 from vla_nav.simulators.habitat_scene import HabitatScene
 from vla_nav.simulators.topdown import APART_M, FloorMap, floor_heights
 
-CHOICES = ("auto", "file", "recompute")
+CHOICES = ("auto", "file", "matching", "recompute")
 _MAP_CELL_M = 0.1
 _HEIGHT_SAMPLES = 4000
 _MAX_DRAWS = 20
@@ -30,8 +30,10 @@ _MAX_DRAWS = 20
 
 @frozen
 class NavmeshSettings:
-    """choice: "file" (must be there), "recompute" (for the body), or "auto" (a file if there is
-    one). The rest is how a mesh is computed, in metres and degrees; habitat-sim's defaults."""
+    """choice: "file" (must be there), "recompute" (for the body), "auto" (a file if there is one,
+    as VLN-CE does) or "matching" (a file if it was computed for this body with these settings, as
+    habitat-lab 0.2.5 and later does). The rest is how a mesh is computed, in metres and degrees;
+    habitat-sim's defaults."""
 
     choice: str = "auto"
     cell_m: float = 0.05
@@ -58,22 +60,15 @@ def ready_navmesh(
                 "simulators.options.navmesh=recompute"
             )
         if pathfinder.is_loaded:  # by us, or by the data set's own config
-            return
+            is_kept = settings.choice != "matching"
+            if is_kept or pathfinder.nav_mesh_settings == _wanted(scene, body, settings):
+                return
         if settings.choice == "file":
             raise UserError(
                 f"{scene.scene_id}: no navigation mesh beside it; download the scene with its "
                 ".navmesh, or set simulators.options.navmesh=recompute"
             )
-    wanted = habitat_sim.NavMeshSettings()
-    wanted.set_defaults()
-    wanted.agent_radius = body.radius_m
-    wanted.agent_height = body.height_m
-    wanted.agent_max_climb = settings.max_climb_m
-    wanted.agent_max_slope = settings.max_slope_deg
-    wanted.cell_size = settings.cell_m
-    wanted.cell_height = settings.cell_height_m
-    wanted.include_static_objects = scene.has_objects
-    is_built = simulator.recompute_navmesh(pathfinder, wanted)
+    is_built = simulator.recompute_navmesh(pathfinder, _wanted(scene, body, settings))
     if not is_built or not pathfinder.is_loaded or not pathfinder.navigable_area > 0:
         raise UserError(
             f"{scene.scene_id}: no floor for an agent of radius {body.radius_m:g} m and height "
@@ -120,6 +115,19 @@ def floors(pathfinder: Any) -> list[FloorMap]:
         x0, z0 = float(low[0]) - _MAP_CELL_M / 2, float(low[2]) - _MAP_CELL_M / 2
         maps.append(FloorMap(height, x0, z0, _MAP_CELL_M, grid))
     return maps
+
+
+def _wanted(scene: HabitatScene, body: Embodiment, settings: NavmeshSettings) -> Any:
+    wanted = habitat_sim.NavMeshSettings()
+    wanted.set_defaults()
+    wanted.agent_radius = body.radius_m
+    wanted.agent_height = body.height_m
+    wanted.agent_max_climb = settings.max_climb_m
+    wanted.agent_max_slope = settings.max_slope_deg
+    wanted.cell_size = settings.cell_m
+    wanted.cell_height = settings.cell_height_m
+    wanted.include_static_objects = scene.has_objects
+    return wanted
 
 
 def _areas(corners: np.ndarray) -> np.ndarray:
