@@ -113,6 +113,16 @@ def test_a_run_that_ends_early_gives_no_numbers(data: Path, tmp_path: Path) -> N
     assert files(tmp_path) == set()
 
 
+def test_several_ranks_in_one_started_process_are_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"trainer\.devices=2.*torchrun --nproc-per-node 2"):
+        profile(
+            recipe(data),
+            NUMBERS,
+            output_dir=tmp_path,
+            make_trainer=lambda **keywords: cpu_trainer(num_ranks=2, **keywords),
+        )
+
+
 def test_a_trace_says_nothing_about_gpus_that_are_not_there() -> None:
     program = (
         "import torch; from vla_nav.profiling.profile_trace import StepTrace\n"

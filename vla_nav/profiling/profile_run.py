@@ -44,6 +44,7 @@ from vla_nav.training.fit import (
     product_dtype,
     quiet,
     require_attention,
+    require_launched,
 )
 from vla_nav.training.module import TrainingModule
 from vla_nav.training.recorded_split import open_recorded
@@ -123,6 +124,7 @@ def _profile(
 ) -> dict[str, Any]:
     parts = _make(recipe, settings.num_steps, folder, make_trainer, callbacks)
     trainer, training = parts.trainer, parts.training
+    require_launched(trainer)
     device, dtype = trainer.strategy.root_device, product_dtype(trainer)
     require_attention(recipe.attention, parts.model, device, dtype)
     rates = measure_rates(device, dtype, num_parallel=training.parallel_packs)

@@ -26,6 +26,7 @@ from lightning.pytorch.loggers import Logger
 from vla_nav.actions.types import ActionSpace, Stop
 from vla_nav.attention.parity import require_parity
 from vla_nav.attention.registry import backend
+from vla_nav.errors import UserError
 from vla_nav.models.assembly import Assembled, ModelConfig, assemble
 from vla_nav.models.checkpoint import save_policy
 from vla_nav.models.prompt import Layout
@@ -142,6 +143,7 @@ def fit(
         use_distributed_sampler=False,
         default_root_dir=str(folder.path),
     )
+    require_launched(trainer)
     device = trainer.strategy.root_device
     require_attention(recipe.attention, assembled.model, device, product_dtype(trainer))
     if budget.max_minutes is None:
@@ -210,6 +212,21 @@ class _PolicySaver:
                 "steps": trainer.global_step,
             },
             weights=None if self.ema is None else self.ema.average,
+        )
+
+
+def require_launched(trainer: Trainer) -> None:
+    """Raise `UserError` where several processes are asked for and only this one was started.
+
+    Lightning would start the others with a command line that Hydra has changed, and wait.
+    """
+    place = getattr(trainer.strategy, "cluster_environment", None)
+    is_alone = place is not None and not place.creates_processes_externally
+    if is_alone and trainer.world_size > 1:
+        raise UserError(
+            f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: one "
+            f"process was started; start with `torchrun --nproc-per-node {trainer.num_devices} "
+            "-m vla_nav.commands.cli <command> ...`"
         )
 
 
