@@ -1,6 +1,8 @@
 """Recording against kills, worker counts and its own promises about labels and frames."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -26,7 +28,9 @@ from vla_nav.episodes.lerobot_reader import LeRobotDataset
 from vla_nav.episodes.types import STOP, Goal
 from vla_nav.errors import UserError
 from vla_nav.evaluation.record_run import record, record_from
+from vla_nav.evaluation.record_units import recorded_twice
 from vla_nav.evaluation.recording import Recorded, RecordSettings, Skipped, record_episode
+from vla_nav.simulators.client import RemoteSimulator, WorkerProcess
 from vla_nav.simulators.mesh import MeshSimulator
 from vla_nav.simulators.opening import SimulatorSetup
 
@@ -324,3 +328,39 @@ def test_frames_survive_the_way_through_the_data_set(config, tmp_path):
     frame = dataset.frames.read(episode.steps[0].frames["front"])
     assert frame.shape == (12, 16, 3)
     assert np.ptp(frame) > 0
+
+
+class Mortal(RemoteSimulator):
+    """A simulator in a process of its own, whose process is killed before some of its looks."""
+
+    def __init__(self, body, killed_at: set[int]) -> None:
+        def started(body):
+            return WorkerProcess("mesh", body, {})
+
+        super().__init__(started(body), body, backend="mesh", restart=started)
+        self._looks, self._killed_at = 0, killed_at
+
+    def observe(self, *, semantic=False):
+        self._looks += 1
+        if self._looks in self._killed_at:
+            os.kill(self._worker.pid, signal.SIGKILL)
+        return super().observe(semantic=semantic)
+
+
+def test_an_episode_survives_one_death_of_its_simulator_and_is_skipped_after_two(config, simulator):
+    episodes, scenes = episodes_of(config)
+    settings = settings_of(config, perturbation=0.2)
+    expected = record_episode(episodes[0], simulator, settings)
+    mortal = Mortal(settings.embodiment, {3})
+    mortal.load_scene(scenes[episodes[0].scene_id])
+    try:
+        got = recorded_twice(episodes[0], mortal, settings)
+        assert got.episode == expected.episode
+        assert set(got.frames) == set(expected.frames)
+        mortal._killed_at = {mortal._looks + 2, mortal._looks + 4}
+        lost = recorded_twice(episodes[0], mortal, settings)
+        assert isinstance(lost, Skipped)
+        assert lost.reason.startswith("its simulator died twice: simulator worker")
+        assert recorded_twice(episodes[0], mortal, settings).episode == expected.episode
+    finally:
+        mortal.close()

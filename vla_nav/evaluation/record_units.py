@@ -18,6 +18,7 @@ from vla_nav.episodes.types import Episode
 from vla_nav.evaluation.dagger import record_rollouts
 from vla_nav.evaluation.dagger_run import Dagger, Kept, copied, policy_of
 from vla_nav.evaluation.recording import Recorded, RecordSettings, Skipped, record_episode
+from vla_nav.simulators.client import RemoteSimulator, WorkerDiedError
 from vla_nav.simulators.opening import SimulatorSetup
 from vla_nav.simulators.protocol import Simulator
 
@@ -101,6 +102,21 @@ def do_unit(job: Job, unit: Unit) -> Done:
     return Done(num_recorded, num_steps, skipped)
 
 
+def recorded_twice(
+    episode: Episode, simulator: Simulator, settings: RecordSettings
+) -> Recorded | Skipped:
+    """The episode; where its simulator's process dies over it, once more in a fresh one."""
+    reason = ""
+    for _ in range(2):
+        try:
+            return record_episode(episode, simulator, settings)
+        except WorkerDiedError as error:
+            assert isinstance(simulator, RemoteSimulator)
+            reason = str(error)
+            simulator.revive()
+    return Skipped(episode, f"its simulator died twice: {reason}")
+
+
 def part_writer(job: Job) -> LeRobotWriter:
     """A writer into the job's data set; claims the folder, or refuses one of other conventions."""
     return LeRobotWriter(
@@ -117,6 +133,6 @@ def part_writer(job: Job) -> LeRobotWriter:
 
 def _walks(job: Job, unit: Unit, simulator: Simulator) -> Iterator[Recorded | Skipped]:
     if job.dagger is None:
-        return (record_episode(episode, simulator, job.settings) for episode in unit.episodes)
+        return (recorded_twice(episode, simulator, job.settings) for episode in unit.episodes)
     mixture, policy = job.dagger.mixture, policy_of(job.dagger)
     return record_rollouts(unit.episodes, simulator, job.settings, mixture, policy)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -208,8 +209,17 @@ def start_worker(
 class RemoteSimulator:
     """A `Simulator` whose scene lives behind a worker; the agent's pose is kept on this side."""
 
-    def __init__(self, worker: Worker, embodiment: Embodiment, *, backend: str) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        embodiment: Embodiment,
+        *,
+        backend: str,
+        restart: Callable[[Embodiment], Worker] | None = None,
+    ) -> None:
+        """restart: starts another worker, for `revive`."""
         self.backend = backend
+        self._restart = restart
         self._embodiment = embodiment
         self._worker = worker
         self._scene: str | None = None
@@ -231,6 +241,14 @@ class RemoteSimulator:
         """See `Simulator`. The worker loads it now, so that its errors come from here."""
         self._worker.call("load", scene=scene_path)
         self._scene, self._pose = scene_path, None
+
+    def revive(self) -> None:
+        """After a `WorkerDiedError`: the same scene in a fresh worker, the agent nowhere yet."""
+        assert self._restart is not None, "made without a way to restart"
+        self._worker.close()
+        self._worker = self._restart(self._embodiment)
+        if self._scene is not None:
+            self.load_scene(self._scene)
 
     def reset(self, pose: Pose, expert: ExpertSettings | None = None) -> Pose:
         """See `Simulator`; with `expert`, `execute` can give its labels."""

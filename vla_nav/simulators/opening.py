@@ -47,7 +47,9 @@ class SimulatorSetup:
             from vla_nav.simulators.mesh import MeshSimulator
 
             return MeshSimulator(embodiment, **self.options)
-        return RemoteSimulator(self.started(embodiment), embodiment, backend=self.backend)
+        return RemoteSimulator(
+            self.started(embodiment), embodiment, backend=self.backend, restart=self.started
+        )
 
     def started(self, embodiment: Embodiment) -> Worker:
         """A worker, in this process where the backend allows."""
