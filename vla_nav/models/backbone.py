@@ -50,7 +50,7 @@ class BackboneConfig:
     gradient_checkpointing: recompute layers in the backward pass. norms: transformers' own, or
     `fused` (norms.py): the same function in one kernel, for GPUs. compile: false, or `layers`
     (layers.py): training runs every layer as two compiled halves around attention; `joined`: with
-    joint matrix products of q, k, v and of SwiGLU's two (copies of their weights are kept).
+    one matrix product for q, k and v (a copy of their weights is kept).
     """
 
     source: str = "config"

@@ -36,11 +36,12 @@ class StepWeights:
         self._kept: dict[int, tuple[Any, Group]] = {}
         _count_steps()
 
-    def group(self, linears: Sequence[Any], dtype: torch.dtype) -> Group:
-        """The weights of `linears` in `dtype`."""
+    def group(self, linears: Sequence[Any], dtype: torch.dtype, *, is_apart: bool = False) -> Group:
+        """The weights of `linears` in `dtype`; is_apart: not joined in any case."""
+        is_joined = self.is_joined and len(linears) > 1 and not is_apart
         pairs = [(linear.weight, linear.bias) for linear in linears]
         parameters = [x for pair in pairs for x in pair if x is not None]
-        if all(x.dtype == dtype for x in parameters) and not (self.is_joined and len(linears) > 1):
+        if all(x.dtype == dtype for x in parameters) and not is_joined:
             return Group(*zip(*pairs, strict=True))
         state = (_steps.taken, dtype, *map(_state, parameters))
         key = id(linears[0])
@@ -48,14 +49,14 @@ class StepWeights:
         if kept is None or kept[0] != state:
             self._kept.pop(key, None)  # its memory first
             with torch.enable_grad():  # a pass without gradients may be the first of the step
-                kept = state, self._made(linears, dtype)
+                kept = state, self._made(linears, dtype, is_joined)
             self._kept[key] = kept
         return kept[1]
 
-    def _made(self, linears: Sequence[Any], dtype: torch.dtype) -> Group:
+    def _made(self, linears: Sequence[Any], dtype: torch.dtype, is_joined: bool) -> Group:
         weights = tuple(linear.weight for linear in linears)
         biases = tuple(linear.bias for linear in linears if linear.bias is not None)
-        if self.is_joined:
+        if is_joined:
             bias = _Joined.apply(dtype, *biases) if biases else None
             return Group((_Joined.apply(dtype, *weights),), (bias,))
         return Group(
