@@ -51,8 +51,8 @@ def compile_layers(model: nn.Module, *, is_joined: bool) -> None:
 
     is_joined: one matrix product for q, k and v, over a joined copy of their weights. (The two of
     SwiGLU stay apart: the gradients of a joined product have to be written side by side, which took
-    longer on an H200 than the product saved.) Raises `UserError` for a layer with another activation
-    than SiLU.
+    longer on an H200 than the product saved.) Raises `UserError` for a layer with an activation
+    other than SiLU.
     """
     config = model.config
     if config.hidden_act != "silu":
