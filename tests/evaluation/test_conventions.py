@@ -71,31 +71,43 @@ def test_an_end_off_the_mesh_is_a_failure_and_an_infinite_error_there():
     assert ended.public == {
         "sr": 0.0,
         "osr": 1.0,  # it was within 3 m on the way
+        "osr_2020": 1.0,
         "spl": 0.0,  # 0 * 5 / max(5, 0.5)
         "ne_m": "inf",
         "ndtw": ended.public["ndtw"],
+        "ndtw_2020": ended.public["ndtw_2020"],
     }
 
 
-def test_finite_episodes_agree_with_our_own_scores_but_for_the_first_point():
+def test_finite_episodes_agree_with_our_own_scores_and_without_the_start_before_2021():
     positions = straight(20)
     distances = [5 - 0.25 * i for i in range(21)]
-    own = scored(positions, distances, has_stopped=True)
+    behind = ((0, 0, -1), (0, 0, 5))  # the start is off the reference by a metre
+    own = scored(positions, distances, has_stopped=True, reference=behind)
     assert own.public == {
         "sr": own.sr,
-        "osr": own.osr_public,
+        "osr": own.osr,
+        "osr_2020": own.osr_public,
         "spl": own.spl,
         "ne_m": own.ne_m,
-        "ndtw": own.ndtw_public,
+        "ndtw": own.ndtw,
+        "ndtw_2020": own.ndtw_public,
     }
+    assert own.ndtw != own.ndtw_public
+    public = row_of([record_of(own)])["public"]
+    assert (public["vlnce"]["ndtw"], public["vlnce"]["sdtw"]) == (own.ndtw, own.sdtw)
+    assert public["vlnce_2020"]["ndtw"] == public["vlnce_2020"]["sdtw"] == own.ndtw_public
+    assert public["internnav"] == public["vlnce"]
     away = scored(straight(8), [2.9 + 0.25 * i for i in range(9)], has_stopped=False)
-    assert (away.osr, away.public["osr"]) == (1.0, 0.0)  # only the start was within 3 m
+    assert (away.osr, away.public["osr"]) == (1.0, 1.0)
+    assert away.public["osr_2020"] == 0.0  # only the start was within 3 m
 
 
 @pytest.mark.parametrize(
     ("distances", "path_m", "has_stopped"),
     [
         ([8.0, 5.0, 2.0], 6.0, True),
+        ([2.0, 5.0, 4.0], 6.0, True),
         ([8.0, 5.0, 2.0], 9.5, True),
         ([8.0, 5.0, 3.0], 6.0, True),  # exactly at the threshold: a failure there
         ([8.0, 2.0, 2.0], 6.0, False),
@@ -105,15 +117,19 @@ def test_finite_episodes_agree_with_our_own_scores_but_for_the_first_point():
     ],
 )
 def test_scores_are_those_of_the_published_formulas(distances, path_m, has_stopped):
-    got = public_scores(np.array(distances), path_m, 0.5, has_stopped=has_stopped, success_m=3.0)
+    got = public_scores(
+        np.array(distances), path_m, 0.5, 0.25, has_stopped=has_stopped, success_m=3.0
+    )
     success = 1.0 if has_stopped and distances[-1] < 3.0 else 0.0
     with np.errstate(invalid="ignore"):
         quotient = np.float64(distances[0]) / max(distances[0], path_m)
         spl = success * quotient
-    oracle = 0
-    for distance in distances[1:]:
+    oracle, later = 0, 0
+    for number, distance in enumerate(distances):
         oracle = 1 if oracle or distance < 3.0 else 0
-    assert (got["sr"], got["osr"], got["ne_m"]) == (success, oracle, distances[-1])
+        later = 1 if later or (number > 0 and distance < 3.0) else 0
+    assert (got["sr"], got["osr"], got["osr_2020"]) == (success, oracle, later)
+    assert (got["ne_m"], got["ndtw"], got["ndtw_2020"]) == (distances[-1], 0.5, 0.25)
     assert got["spl"] == pytest.approx(spl, nan_ok=True)
 
 

@@ -3,17 +3,16 @@
     group x row (x language)  ->  Line: n, measures with spread and interval, gain over the first
 
 All lines are counted alike: by a flag policy (`exclude`, `failure`) or by a public convention
-(`vlnce`, `internnav`), whatever the runs' own reports were counted by.
+(`vlnce`, ...), whatever the runs' own reports were counted by.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vla_nav.evaluation.comparison_runs import Group
-from vla_nav.evaluation.conventions import CONVENTIONS
+from vla_nav.evaluation.conventions import CONVENTIONS, public_score
 from vla_nav.evaluation.languages import language_groups
 from vla_nav.evaluation.spread import Spread, Values, difference, spread
 
@@ -43,7 +42,7 @@ def compare(
 ) -> list[Line]:
     """The lines: rows within groups, and where asked for the languages of each.
 
-    counting: a flag policy (`exclude`, `failure`) or a public convention (`vlnce`, `internnav`).
+    counting: a flag policy (`exclude`, `failure`) or a public convention (`vlnce`, ...).
     """
     spoken = {language for group in groups for run in group.runs for language in run.languages}
     parts: dict[str, tuple[str, ...] | None] = {"": None}
@@ -102,14 +101,9 @@ def _values(
 
 def _value(record: Mapping[str, Any], measure: str, counting: str) -> float | None:
     if counting in CONVENTIONS:
-        public = record.get("public") or {}
         if measure == "steps":
             return float(record["steps"])
-        value = public.get(measure)
-        value = None if value is None else float(value)
-        if counting == "internnav" and value is not None and not math.isfinite(value):
-            return 0.0 if measure == "spl" else None
-        return value
+        return public_score(record.get("public") or {}, measure, counting)
     if record["flag"] is not None:
         if counting == "exclude":
             return None

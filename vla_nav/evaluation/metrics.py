@@ -10,7 +10,7 @@
     SDTW   SR * nDTW
     steps  primitive actions, STOP included
 
-The public VLN-CE code starts its nDTW path and its OSR after the first action; those values are
+VLN-CE began its nDTW path and its OSR after the first action until August 2021; those values are
 kept beside the ones above as `ndtw_public` and `osr_public`.
 
 A goal that cannot be reached has no finite geodesic. Such an episode gets the flag
@@ -130,10 +130,10 @@ def episode_metrics(
             return None
         return normalised_dtw(path, reference_path, threshold_m=rule.success_m)
 
-    ndtw_public = ndtw_of(positions[after_first])
+    ndtw, ndtw_public = ndtw_of(positions), ndtw_of(positions[after_first])
     public = to_json(
         public_scores(
-            distances, path_m, ndtw_public, has_stopped=has_stopped, success_m=rule.success_m
+            distances, path_m, ndtw, ndtw_public, has_stopped=has_stopped, success_m=rule.success_m
         )
     )
     if not (math.isfinite(geodesic_m) and math.isfinite(ne_m)):
@@ -161,7 +161,6 @@ def episode_metrics(
 
     sr = success(rule.success_m)
     longest = max(geodesic_m, path_m)
-    ndtw = ndtw_of(positions)
     return EpisodeMetrics(
         flag=None,
         sr=sr,
