@@ -15,6 +15,7 @@ from worlds import (
     episodes_of,
     kill_when,
     record_config,
+    run_command,
     start_command,
 )
 
@@ -26,6 +27,7 @@ from vla_nav.episodes.rollouts import rollout
 from vla_nav.episodes.types import STOP, Goal
 from vla_nav.errors import UserError
 from vla_nav.evaluation.dagger import ABOUT, Mixture, record_rollouts
+from vla_nav.evaluation.dagger_run import Dagger, require_own_folder
 from vla_nav.evaluation.record_run import record_from
 from vla_nav.evaluation.recording import Recorded, RecordSettings, Skipped, record_episode
 from vla_nav.models.assembly import ModelConfig, assemble
@@ -269,7 +271,7 @@ def files_of(root: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def expert_set(world, tmp_path_factory):
     """The expert's own recording of the small world."""
-    root = tmp_path_factory.mktemp("recorded") / "val_unseen"
+    root = tmp_path_factory.mktemp("expert") / "val_unseen"
     assert record_from(record_config(world, f"data.recorded={root}")) == 0
     return root
 
@@ -304,6 +306,21 @@ def test_the_new_set_holds_the_old_one_and_a_walk_of_every_episode(expert_set, d
         by += walk.metadata[ABOUT]["by"]
     assert {"e", "p"} == set(by)
     assert grouped(new, "rollouts") == [(n, n + 15) for n in range(15)]
+
+
+def test_the_data_check_finds_nothing_wrong_with_walks_that_never_stop(dagger_set, tmp_path):
+    """A walk without STOP is an error of any other episode; here the policy never called it."""
+    assert any(STOP not in w.steps[-1].executed for w in list(LeRobotDataset(dagger_set))[15:])
+    home = tmp_path / "recorded" / "val_unseen"
+    home.parent.mkdir()
+    home.symlink_to(dagger_set)
+    out = tmp_path / "doctor"
+    options = (f"data.path={tmp_path}", "data.split=val_unseen", f"paths.output_dir={out}")
+    assert run_command("doctor", *options) == 0
+    report = (out / "doctor.json").read_text()
+    assert "D206" in report  # slides are told of all the same
+    assert "D205" not in report
+    assert "D219" not in report
 
 
 def test_a_second_round_goes_onto_the_first(world, policy, dagger_set, tmp_path):
@@ -366,5 +383,9 @@ def test_what_does_not_fit_is_refused_before_any_work(world, policy, expert_set,
     refused("checkpoint: has no value", "checkpoint=null")
     refused("record.source 'daggr'", "record.source=daggr")
     refused("record.source=expert uses none", "record.source=expert")
-    with pytest.raises(UserError, match=r"holds the expert's recording; .*_round1"):
+    with pytest.raises(UserError, match=r"holds the expert's recording; .*/val_unseen_round1"):
         record_from(dagger_config(world, expert_set, policy))
+    there = Path("demo/data/recorded/train")
+    dagger = Dagger("policy", "0" * 32, "cpu", 0, Mixture(0.5, round=3), None)
+    with pytest.raises(UserError, match=r"data\.recorded=demo/data_round3/recorded/train"):
+        require_own_folder(there, {}, dagger)

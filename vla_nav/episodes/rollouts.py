@@ -35,6 +35,11 @@ def rollout(episode: Episode, round_number: int, about: Mapping[str, Any]) -> Ep
     )
 
 
+def is_rollout(episode: Episode) -> bool:
+    """Whether this is a further walk: a policy took part, which need not stop or come near."""
+    return ROLLOUT_OF in episode.metadata
+
+
 def original_id(episode: Episode) -> str:
     """The id of the episode that this is a walk of: its own, or that of the first walk."""
     return str(episode.metadata.get(ROLLOUT_OF, episode.episode_id))

@@ -4,8 +4,8 @@
     data.episodes   12, 13, ...     --walked with the policy--> 12@1, 13@1, ...  D_1
                                                                 the new set:     D + D_1
 
-A round's set is whole by itself: training reads it under its folder's name (`data.split`), and
-`tree.group=rollouts` makes one tree of all walks of an episode.
+A round's set is whole by itself: written to `demo/round1/recorded/train` it is trained on with
+`data.path=demo/round1`, and `tree.group=rollouts` makes one tree of all walks of an episode.
 """
 
 from __future__ import annotations
@@ -194,9 +194,14 @@ def _device(name: str) -> str:
 
 def require_own_folder(root: Path, there: Mapping[str, Any], dagger: Dagger | None) -> None:
     """Refuse to write rollouts where a finished recording of another kind is."""
-    if dagger is not None and there.get("dagger") is None:
-        raise UserError(
-            f"{root}: holds the expert's recording; give the rollouts a folder of their own, "
-            f"data.recorded={root}_round{dagger.mixture.round}, and record.onto={root} to keep "
-            "these episodes beside them"
-        )
+    if dagger is None or there.get("dagger") is not None:
+        return
+    name = f"_round{dagger.mixture.round}"
+    own = root.with_name(root.name + name)
+    if root.parent.name == "recorded":  # <data.path>/recorded/<split>: the split keeps its name
+        data = root.parent.parent
+        own = data.with_name(data.name + name) / "recorded" / root.name
+    raise UserError(
+        f"{root}: holds the expert's recording; give the rollouts a folder of their own, "
+        f"data.recorded={own}, and record.onto={root} to keep these episodes beside them"
+    )
