@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from worlds import SMALL_CAMERA, evaluate_config, run_command
+from worlds import SMALL_CAMERA, evaluate_config, made_episode, run_command
 
 from vla_nav.commands.compose import compose_config, plain
+from vla_nav.episodes.types import Goal
 from vla_nav.errors import UserError
 from vla_nav.evaluation.metrics import SuccessRule
 from vla_nav.evaluation.runs import evaluate_from
@@ -163,15 +164,39 @@ def test_turn_angle_of_the_data_15_of_the_evaluation_30_is_refused_unless_overri
     assert "Evaluated under other conditions" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_goals_of_another_radius_than_the_task_counts_are_refused(world, tmp_path):
+    data = r2r_like(world, tmp_path)
+    config = composed("r2r_ce", f"data.episodes={data}")
+    body, rule = embodiment_of(config["simulators"]), rule_of(config["evaluation"])
+    near = [made_episode("1", goals=(Goal((0.0, 0.0, 5.0), 1.0),))]
+    with pytest.raises(UserError, match=r"goals of the data: radius 1 != success_m 3"):
+        refuse_other_conditions(config, near, body, rule)
+    assert refuse_other_conditions(config, [made_episode("1")], body, rule) == []
+
+
+def test_recording_for_a_task_has_its_body_or_is_refused(world, tmp_path, capsys):
+    words = ["task=pointnav", f"data.path={world}", "data.split=val_unseen", "num_workers=0"]
+    words += [f"paths.output_dir={tmp_path}/out", f"data.recorded={tmp_path}/set"]
+    source = f"{world}/episodes/val_unseen/val_unseen.json.gz"
+    words += [f"data.episodes={source}", f"data.scenes={world}/scenes", "record.num_episodes=1"]
+    assert run_command("record", *words, "simulators.embodiment.turn_deg=30") == 2
+    assert "task=pointnav: its body is another" in (line := capsys.readouterr().err)
+    assert "turn_deg 10.0 != 30" in line
+    assert run_command("record", *words, "record.horizon=22") == 0
+    about = json.loads((tmp_path / "set" / "meta" / "info.json").read_text())["vla_nav"]
+    assert about["embodiment"]["turn_deg"] == 10.0
+    assert about["embodiment"]["cameras"][0]["width_px"] == 256
+
+
 def test_a_task_on_its_own_data_needs_no_override(world, tmp_path):
     data = r2r_like(world, tmp_path)
     config = composed("r2r_ce", f"data.episodes={data}")
     body = embodiment_of(config["simulators"])
-    assert refuse_other_conditions(config, body, rule_of(config["evaluation"])) == []
+    assert refuse_other_conditions(config, (), body, rule_of(config["evaluation"])) == []
     other = composed("rxr_ce", f"data.episodes={data}")
     with pytest.raises(UserError, match=r"data r2r_ce: .*take task=r2r_ce"):
         refuse_other_conditions(
-            other, embodiment_of(other["simulators"]), rule_of(other["evaluation"])
+            other, (), embodiment_of(other["simulators"]), rule_of(other["evaluation"])
         )
 
 

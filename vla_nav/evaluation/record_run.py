@@ -36,8 +36,9 @@ from vla_nav.evaluation.dagger_run import (
 from vla_nav.evaluation.process_units import progress_bar, run_units
 from vla_nav.evaluation.record_units import Job, do_unit, part_writer, units_of
 from vla_nav.evaluation.recording import RecordSettings
-from vla_nav.evaluation.setup import embodiment_of, read_episodes, scene_files
-from vla_nav.files import file_digest, locked, read_json, write_json
+from vla_nav.evaluation.setup import embodiment_of, episodes_digest, read_episodes, scene_files
+from vla_nav.evaluation.tasks import refuse_other_body
+from vla_nav.files import locked, read_json, write_json
 from vla_nav.simulators.opening import SimulatorSetup
 
 _SKIPPED = "skipped.json"  # beside data/ and meta/: episodes without a recording, with reasons
@@ -85,6 +86,7 @@ def record_from(config: Mapping[str, Any]) -> int:
         pitch_range_deg=options["pitch_range_deg"],
         max_primitives=options["max_primitives"],
     )
+    refuse_other_body(config, settings.embodiment)
     dagger = dagger_of(config, settings)
     episodes = select_first(read_episodes(data), options["num_episodes"], data["episodes"])
     summary = record(
@@ -98,7 +100,7 @@ def record_from(config: Mapping[str, Any]) -> int:
         recording={
             "backend": simulators["backend"],
             "simulator": simulators["options"],
-            "episodes": file_digest(data["episodes"]),
+            "episodes": episodes_digest(data),
         },
         dagger=dagger,
     )

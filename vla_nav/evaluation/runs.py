@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def evaluate_from(config: Mapping[str, Any]) -> int:
     scenes = scene_files(list(part), data["scenes"])
     subject = load_subject(config, rows)
     rule = SuccessRule(options["success_m"], tuple(options["further_m"]), options["is_strict"])
-    differences = refuse_other_conditions(config, subject.embodiment, rule)
+    differences = refuse_other_conditions(config, selection, subject.embodiment, rule)
     settings = PlaySettings(
         embodiment=subject.embodiment,
         decision=subject.decision,
@@ -131,7 +132,8 @@ def _play_what_is_missing(
         records = read_results(folder, kind)
         return [unit for unit in units if unit.key not in records]
 
-    with opened(RESULTS) as results, opened(REPLAYS) as replays:
+    replayed = opened(REPLAYS) if shard.replays else nullcontext()
+    with opened(RESULTS) as results, replayed as replays:
         units = without_record(shard.units, RESULTS)
         again = without_record(shard.replays, REPLAYS)
         if len(units) < len(shard.units):

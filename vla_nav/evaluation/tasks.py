@@ -19,7 +19,7 @@ what those leave out, config/default_structured_configs.py. Success is strict th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +28,7 @@ from typing import Any
 from vla_nav.episodes import objectnav, pointnav, r2r_ce, rxr_ce
 from vla_nav.episodes.bodies import camera_differences, motion_differences
 from vla_nav.episodes.episode_files import kind_of
-from vla_nav.episodes.types import Camera, Embodiment
+from vla_nav.episodes.types import Camera, Embodiment, Episode
 from vla_nav.episodes.vlnce import release_of_file
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.evaluation.metrics import SuccessRule
@@ -76,14 +76,31 @@ def task_of(config: Mapping[str, Any]) -> Task | None:
     return TASKS[node["name"]]
 
 
-def task_differences(
-    task: Task, body: Embodiment, rule: SuccessRule, max_primitives: int
-) -> list[str]:
-    """What an evaluation has otherwise than the task: `turn_deg 15.0 != 30.0`, the task's first."""
+def body_differences(task: Task, body: Embodiment) -> list[str]:
+    """What a body has otherwise than the task's, cameras included: `turn_deg 15.0 != 30.0`."""
     found = motion_differences(task.body, body)
     for camera in body.cameras:
         like = task.depth if camera.has_depth else task.body.cameras[0]
         found += [f"camera '{camera.name}' {text}" for text in camera_differences(like, camera)]
+    return found
+
+
+def refuse_other_body(config: Mapping[str, Any], body: Embodiment) -> None:
+    """Refuse to record, in the name of a task, with another body than the task's."""
+    task = task_of(config)
+    found = [] if task is None else body_differences(task, body)
+    if task is not None and found:
+        raise UserError(
+            f"task={task.name}: its body is another (the task's != now): {'; '.join(found)}; leave "
+            "these values out, or leave task out to record with a body of your own"
+        )
+
+
+def task_differences(
+    task: Task, body: Embodiment, rule: SuccessRule, max_primitives: int
+) -> list[str]:
+    """What an evaluation has otherwise than the task: `turn_deg 15.0 != 30.0`, the task's first."""
+    found = body_differences(task, body)
     for key, wanted, got in (
         ("success_m", task.success_m, rule.success_m),
         ("is_strict", True, rule.is_strict),
@@ -109,7 +126,7 @@ def stated_body(episodes: str, split: str) -> tuple[str, Embodiment] | None:
 
 
 def refuse_other_conditions(
-    config: Mapping[str, Any], body: Embodiment, rule: SuccessRule
+    config: Mapping[str, Any], episodes: Iterable[Episode], body: Embodiment, rule: SuccessRule
 ) -> list[str]:
     """Refuse what disagrees with the task or with the data; the differences where it is allowed.
 
@@ -121,6 +138,10 @@ def refuse_other_conditions(
     if task is not None:
         limit = options["max_primitives"]
         found += _labelled(f"task {task.name}", task_differences(task, body, rule, limit))
+        radii = sorted({goal.radius_m for episode in episodes for goal in episode.goals})
+        if radii not in ([], [task.success_m]):
+            shown = ", ".join(f"{radius:g}" for radius in radii[:4])
+            found.append(f"goals of the data: radius {shown} != success_m {rule.success_m:g}")
     stated = stated_body(data["episodes"], data["split"])
     if stated is not None:
         name, own = stated
