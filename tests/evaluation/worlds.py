@@ -156,6 +156,11 @@ def results_of(folder: Path) -> dict[tuple[str, ...], dict[str, Any]]:
     return found
 
 
+def report_of(folder: Path) -> dict[str, Any]:
+    """The report of an evaluation."""
+    return json.loads((folder / "report.json").read_text())
+
+
 class PixelPolicy:
     """A deterministic stand-in for a trained network: its choice depends on instruction, pixels
     and how often it was asked, so every condition of the table changes what it does."""

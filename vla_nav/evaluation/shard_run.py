@@ -49,7 +49,7 @@ def play_shard(
     instructions: Instructions,
     *,
     to_play: tuple[Sequence[Unit], ResultsFile],
-    to_replay: tuple[Sequence[Unit], ResultsFile],
+    to_replay: tuple[Sequence[Unit], ResultsFile | None],
 ) -> None:
     """Play the units that are given with the file that takes their records, and note the time."""
     options, simulators = config["evaluation"], config["simulators"]
@@ -100,7 +100,7 @@ def _play(
     shard: Shard,
     table: Table,
     units: Sequence[Unit],
-    file: ResultsFile,
+    file: ResultsFile | None,
     progress: Progress,
     what: str,
     pictures: Pictures | None,
@@ -108,6 +108,7 @@ def _play(
     """Play units, draw what is filmed, write a line each."""
     if not units:
         return
+    assert file is not None, "units without a file for their records"
     bar = progress.add_task(what, total=len(units))
     for ended in table.play(units):
         if isinstance(ended, Crashed):
