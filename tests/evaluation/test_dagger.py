@@ -1,5 +1,7 @@
 """DAgger: who executes, what is taught, and that nothing depends on slots, workers or kills."""
 
+import os
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -33,6 +35,7 @@ from vla_nav.evaluation.recording import Recorded, RecordSettings, Skipped, reco
 from vla_nav.models.assembly import ModelConfig, assemble
 from vla_nav.models.checkpoint import save_policy
 from vla_nav.models.prompt import Layout
+from vla_nav.simulators.client import RemoteSimulator, WorkerProcess
 from vla_nav.simulators.mesh import MeshSimulator
 from vla_nav.simulators.protocol import Observation
 from vla_nav.training.grouping import grouped
@@ -209,6 +212,42 @@ def test_an_episode_without_a_way_is_skipped_with_the_reason(config, simulator, 
     assert isinstance(first, Skipped)
     assert "no path" in first.reason
     assert isinstance(second, Recorded)
+
+
+class Mortal(RemoteSimulator):
+    """A simulator in a process of its own, killed before some of its looks."""
+
+    def __init__(self, body) -> None:
+        def started(body):
+            return WorkerProcess("mesh", body, {})
+
+        super().__init__(started(body), body, backend="mesh", restart=started)
+        self.killed_at: set[int] = set()
+        self.num_looks = 0
+
+    def observe(self, *, semantic=False):
+        self.num_looks += 1
+        if self.num_looks in self.killed_at:
+            os.kill(self._worker.pid, signal.SIGKILL)
+        return super().observe(semantic=semantic)
+
+
+def test_walks_survive_the_death_of_their_simulator(config, simulator, episodes):
+    options = {"height_range_m": 0.2, "perturbation": 0.2}
+    whole = walks(config, simulator, episodes, Mixture(0.5), **options)
+    mortal = Mortal(body_of(config))
+    mortal.load_scene(episodes_of(config)[1][episodes[0].scene_id])
+    try:
+        mortal.killed_at = {1, 10, 30}  # each over another walk, with others under way
+        got = walks(config, mortal, episodes, Mixture(0.5, num_slots=3), **options)
+        assert [one.episode for one in got] == [one.episode for one in whole]
+        mortal.killed_at = {mortal.num_looks + 2, mortal.num_looks + 4}
+        first, *others = walks(config, mortal, episodes, Mixture(0.5), **options)
+        assert isinstance(first, Skipped)
+        assert first.reason.startswith("its simulator died 2 times: simulator worker")
+        assert [one.episode for one in others] == [one.episode for one in whole[1:]]
+    finally:
+        mortal.close()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ with more slots a batched sum may round a near tie to the other side.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -29,9 +30,11 @@ from vla_nav.errors import UserError, unknown_name
 from vla_nav.evaluation.recording import Ask, Recorded, RecordSettings, Skipped, Walked, walked
 from vla_nav.evaluation.rollout import until_stop
 from vla_nav.seeding import generator
+from vla_nav.simulators.client import RemoteSimulator, WorkerDiedError
 from vla_nav.simulators.protocol import Observation, Simulator
 
 MIXTURES = ("step", "episode")
+MAX_ATTEMPTS = 2  # at an episode, where the simulator's process dies over it
 ABOUT = "dagger"  # metadata of a rollout: round, who decided, how it ended
 _EXPERT, _POLICY = "e", "p"
 
@@ -95,6 +98,7 @@ class _Walk:
     rng: np.random.Generator
     is_expert: bool  # for the whole episode
     ask: Ask
+    attempts: int = 1
     by: str = ""  # who executed each step
     full_from: int | None = None  # from this step on the policy's context was full
 
@@ -109,37 +113,60 @@ def record_rollouts(
     """Walk the episodes of one loaded scene, up to `num_slots` at a time; yielded in their order.
 
     A walk that ends without STOP (the step limit, an expert that is stuck at a state) is kept up to
-    there: its states were visited.
+    there: its states were visited. One over which the simulator's process dies is walked once more.
     """
     done: dict[int, Recorded | Skipped] = {}
     slots: dict[int, tuple[int, _Walk]] = {}  # slot -> (place in `episodes`, walk)
-    waiting = iter(enumerate(episodes))
+    waiting = deque((place, episode, 1) for place, episode in enumerate(episodes))
     given = 0
-    while True:
+    while given < len(episodes):
         for slot in range(mixture.num_slots):
-            while slot not in slots and (entry := next(waiting, None)) is not None:
-                place, episode = entry
-                begun = _begun(episode, simulator, settings, mixture)
+            while slot not in slots and waiting:
+                place, episode, attempts = waiting.popleft()
+                try:
+                    begun = _begun(episode, simulator, settings, mixture)
+                except WorkerDiedError as error:
+                    _retry(place, episode, attempts, error, simulator, waiting, done)
+                    continue
                 if isinstance(begun, Skipped):
                     done[place] = begun
                     continue
+                begun.attempts = attempts
                 policy.reset(slot, episode.instruction, name="/".join(episode.key))
                 slots[slot] = place, begun
-        if slots:
-            walks = {slot: walk for slot, (_, walk) in slots.items()}
-            chosen = _decisions(walks, settings, mixture, policy)
-            for slot, primitives in chosen.items():
-                place, walk = slots[slot]
-                try:
-                    walk.ask = walk.steps.send(primitives)
-                except StopIteration as end:
-                    done[place] = _kept(walk, end.value, mixture)
-                    del slots[slot]
+        walks = {slot: walk for slot, (_, walk) in slots.items()}
+        for slot, primitives in _decisions(walks, settings, mixture, policy).items():
+            place, walk = slots[slot]
+            try:
+                walk.ask = walk.steps.send(primitives)
+            except StopIteration as end:
+                done[place] = _kept(walk, end.value, mixture)
+                del slots[slot]
+            except WorkerDiedError as error:
+                del slots[slot]
+                _retry(place, walk.episode, walk.attempts, error, simulator, waiting, done)
         while given in done:
             yield done.pop(given)
             given += 1
-        if not slots and given == len(episodes):
-            return
+
+
+def _retry(
+    place: int,
+    episode: Episode,
+    attempts: int,
+    error: WorkerDiedError,
+    simulator: Simulator,
+    waiting: deque[tuple[int, Episode, int]],
+    done: dict[int, Recorded | Skipped],
+) -> None:
+    """A fresh process for the simulator. The other walks hold their own poses and go on in it."""
+    assert isinstance(simulator, RemoteSimulator), "only a process of its own can die"
+    simulator.revive()
+    simulator.reset(episode.start_pose)
+    if attempts < MAX_ATTEMPTS:
+        waiting.appendleft((place, episode, attempts + 1))
+    else:
+        done[place] = Skipped(episode, f"its simulator died {attempts} times: {error}")
 
 
 def _begun(
