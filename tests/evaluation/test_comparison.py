@@ -217,7 +217,7 @@ def test_what_was_allowed_to_differ_stands_beneath_the_table(run, tmp_path, caps
     assert "NOT EQUAL, backends: backend mesh in" in (tmp_path / "out" / "compare.md").read_text()
 
 
-def test_seeds_are_one_line_with_their_spread(world, run, tmp_path):
+def test_seeds_are_one_line_with_their_spread(world, run, tmp_path, capsys):
     seeds = tmp_path / "seeds"
     for seed in (0, 1, 2):
         rows = "evaluation.rows=[random]"
@@ -238,14 +238,15 @@ def test_seeds_are_one_line_with_their_spread(world, run, tmp_path):
     assert ne["low"] < ne["mean"] < ne["high"]
     assert again["num_runs"] == 1
     assert " ± " in (tmp_path / "out" / "compare.md").read_text()
+    assert "…" not in capsys.readouterr().out  # no number is cut off, however wide the table
 
 
 def test_one_run_cannot_stand_in_a_line_twice(run, tmp_path):
     for name in ("0", "1"):
-        copied(run, tmp_path / "seeds" / name)
+        copied(run, tmp_path / "seeds" / name, facts={"checkpoint": "c" * 32})
     with pytest.raises(UserError, match=r"seeds: .*have one seed and one checkpoint"):
         checked(tmp_path / "seeds")
-    copied(run, tmp_path / "seeds" / "2", facts={"seed": 2})
+    copied(run, tmp_path / "seeds" / "2", facts={"checkpoint": "c" * 32, "seed": 2})
     shutil.rmtree(tmp_path / "seeds" / "1")
     assert checked(tmp_path / "seeds")[1] == {}
     assert command(tmp_path, tmp_path / "seeds", options=["compare.rows=[expert]"]) == 0
@@ -289,6 +290,7 @@ def test_every_line_is_counted_by_the_one_convention_asked_for(
     assert command(tmp_path, counted, options=options) == 0
     (line,) = table(tmp_path)["lines"]
     assert (line["n"], line["num_flagged"]) == (n, 1)
+    assert any(counting in note for note in table(tmp_path)["notes"])
     means = {name: value["mean"] for name, value in line["measures"].items()}
     assert means["sr"] == pytest.approx(sr)
     for name, wanted in (("spl", spl), ("ne_m", ne)):

@@ -22,13 +22,13 @@ from vla_nav.evaluation.aggregate import FLAG_POLICIES
 from vla_nav.evaluation.comparison import refuse_mixing
 from vla_nav.evaluation.comparison_lines import MEASURES, Line, compare
 from vla_nav.evaluation.comparison_runs import Group, read_groups, rows_of
-from vla_nav.evaluation.conventions import CONVENTIONS
+from vla_nav.evaluation.conventions import CONVENTIONS, DEFINITIONS
 from vla_nav.evaluation.spread import Spread
 from vla_nav.files import atomic_path, write_json
 
 TITLES = {"sr": "SR", "osr": "OSR", "spl": "SPL", "ne_m": "NE m", "ndtw": "nDTW", "sdtw": "SDTW"}
 TITLES |= {"steps": "steps"}
-_WIDTH = 150  # characters; a narrower terminal wraps lines rather than numbers
+_WIDEST = 1000  # characters
 
 
 def compare_from(config: Mapping[str, Any]) -> int:
@@ -83,7 +83,8 @@ def write_comparison(
     for part in cells:
         table.add_row(*part)
     console = Console()
-    console.width = max(console.width, _WIDTH)
+    console.width = _WIDEST
+    console.width = console.measure(table).maximum  # a narrow terminal wraps lines, not numbers
     console.print(table)
     for note in notes:
         print(note)
@@ -134,8 +135,10 @@ def _notes(
         f"{facts['backend']}, success at {facts['success']['success_m']:g} m, execution "
         f"{facts['execution']}"
     )
-    kind = "the public convention" if counting in CONVENTIONS else "episodes without a geodesic:"
-    yield f"counted by {kind} {counting}"
+    if counting in CONVENTIONS:
+        yield f"counted by the public convention {counting}: {DEFINITIONS[counting]}"
+    else:
+        yield f"episodes without a finite geodesic: {counting}"
     runs = [len(group.runs) for group in groups]
     if max(runs) > 1:
         yield (
@@ -146,7 +149,8 @@ def _notes(
         yield "intervals: 95 % bootstrap, whole scenes resampled; differences paired by episode"
     for group in groups:
         policies = {(run.facts["checkpoint"], run.facts["temperature"]) for run in group.runs}
-        if len(group.runs) > 1 and len(policies) == 1 and next(iter(policies))[1] == 0:
+        (checkpoint, temperature), *others = policies
+        if len(group.runs) > 1 and checkpoint and temperature == 0 and not others:
             yield (
                 f"{group.label}: one checkpoint at temperature 0 does the same for every seed; "
                 "only its rows `random` and `swapped_instruction` can scatter"
