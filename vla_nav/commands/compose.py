@@ -64,6 +64,7 @@ ENCODER = "vla_nav.vision.encoder.TimmEncoder"
 _NO_CHECK = {"--help", "-h", "--hydra-help", "--shell-completion", "-sc", "--version", "--info"}
 _OUTPUT_BYTES = 2**18  # what Hydra writes at most before a command begins
 _SWEEP = {"-m", "--multirun"}
+_INTERRUPTED = 130
 _SHARD = "evaluation.shard"  # jobs that differ in it alone are parts of one run
 _SHARD_FOLDERS = "hydra.sweep.subdir=.shards/${hydra.job.num}"  # for what Hydra itself writes
 _FULL_ERRORS = "HYDRA_FULL_ERROR"
@@ -183,7 +184,7 @@ class _JobFailedError(Exception):
 def _run_hydra(command: str, overrides: Sequence[str], swept: Sequence[str]) -> int:
     def task(config: DictConfig) -> None:
         code = _guarded(command, lambda: _call(command, config, swept))
-        if code and HydraConfig.get().mode == RunMode.MULTIRUN:
+        if code not in (0, _INTERRUPTED) and HydraConfig.get().mode == RunMode.MULTIRUN:
             raise _JobFailedError(code)  # Hydra goes on with the others and raises it at the end
         if code:
             raise SystemExit(code)
@@ -271,7 +272,7 @@ def _disk_line(error: OSError) -> str | None:
 
 def _interrupted(command: str) -> int:
     print(f"vla-nav {command}: interrupted; the same command continues", file=sys.stderr)
-    return 130
+    return _INTERRUPTED
 
 
 def _user_line(error: BaseException) -> str | None:

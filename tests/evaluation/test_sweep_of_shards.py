@@ -1,0 +1,82 @@
+"""Shards as processes of one command: one report, nothing twice, a lost job is a non-zero exit."""
+
+import importlib.util
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from worlds import await_end, evaluate_config, report_of, results_of, start_command
+
+from vla_nav.evaluation.runs import evaluate_from
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("submitit") is None, reason="needs the extra slurm (submitit)"
+    ),
+]
+
+
+def sweep(world, folder, *overrides):
+    return start_command(
+        "evaluate",
+        "-m",
+        "hydra/launcher=processes",
+        "evaluation.num_shards=2",
+        "evaluation.shard=range(2)",
+        f"data.path={world}",
+        f"paths.output_dir={folder}",
+        "evaluation.num_episodes=null",
+        "evaluation.rows=[random,expert]",
+        "num_workers=0",
+        *overrides,
+    )
+
+
+def test_processes_of_one_command_make_one_report_and_a_killed_one_is_told(world, tmp_path):
+    folder = tmp_path / "swept"
+    first = sweep(world, folder, "evaluation.num_slots=1")
+    deadline = time.monotonic() + 60
+    while not any(path.read_bytes() for path in folder.glob("results-001-*")):
+        assert first.poll() is None, first.stdout.read().decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    jobs = jobs_in(folder)
+    os.kill(job_of_shard(jobs, 1), signal.SIGKILL)
+    told = first.communicate()[0].decode()
+    assert first.returncode != 0
+    assert "the same command continues" in told
+    await_end(jobs)
+    assert 0 < len(results_of(folder)) < 30
+    assert not (folder / "report.json").exists()
+    second = sweep(world, folder)
+    assert second.wait() == 0, second.stdout.read().decode()
+    assert report_of(folder)["is_complete"]
+    whole = tmp_path / "whole"
+    assert evaluate_from(evaluate_config(world, whole)) == 0
+    assert results_of(folder) == results_of(whole)
+    assert report_of(folder)["rows"] == report_of(whole)["rows"]
+
+
+def jobs_in(folder: Path) -> list[int]:
+    """Live processes that run a job of the sweep in `folder`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"submitit.core._submit" in words and any(str(folder).encode() in w for w in words):
+            found.append(int(path.parent.name))
+    return found
+
+
+def job_of_shard(jobs: list[int], shard: int) -> int:
+    """The job that holds the shard's results open."""
+    for pid in jobs:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            if f"results-{shard:03d}-of" in os.readlink(link):
+                return pid
+    raise AssertionError(f"nobody writes shard {shard}")
