@@ -238,7 +238,7 @@ def test_walks_survive_the_death_of_their_simulator(config, simulator, episodes)
     mortal = Mortal(body_of(config))
     mortal.load_scene(episodes_of(config)[1][episodes[0].scene_id])
     try:
-        mortal.killed_at = {1, 10, 30}  # each over another walk, with others under way
+        mortal.killed_at = {1, 10, 31}  # each over another walk, with others under way
         got = walks(config, mortal, episodes, Mixture(0.5, num_slots=3), **options)
         assert [one.episode for one in got] == [one.episode for one in whole]
         mortal.killed_at = {mortal.num_looks + 2, mortal.num_looks + 4}
