@@ -98,7 +98,7 @@ class WorkerProcess:
     ) -> None:
         self._backend, self._timeout_s = backend, timeout_s
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        command = [python or sys.executable, str(_WORKER_FILE), backend]
+        command = [os.path.expanduser(python or sys.executable), str(_WORKER_FILE), backend]
         single = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
         try:
             self._process = subprocess.Popen(

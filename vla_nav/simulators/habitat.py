@@ -16,6 +16,7 @@ the library's `step` takes. What the library would do to the process or silently
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -230,16 +231,14 @@ class HabitatSimulator:
         body.radius, body.height = self.embodiment.radius_m, self.embodiment.height_m
         body.sensor_specifications = sensor_specs(cameras, semantic=self._has_semantic)
         configuration = habitat_sim.Configuration(self._configured(scene), [body])
-        try:
-            with self._working_folder():
-                self._simulator = habitat_sim.Simulator(configuration)
-        except (AssertionError, RuntimeError, ValueError) as error:
-            self._close_library()
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
+        with self._working_folder():
+            self._simulator, reason = _made(configuration)
+        if self._simulator is None:
+            gc.collect()  # what was half made: its context must be gone before the next is made
             raise UserError(
                 f"{path}: habitat-sim {library_version()} cannot load the scene ({reason}); "
                 "write or download it again, and check its data set's config"
-            ) from None
+            )
         try:
             habitat_navmesh.ready_navmesh(self._simulator, scene, self.embodiment, self._navmesh)
         except BaseException:
@@ -309,6 +308,14 @@ class HabitatSimulator:
         if self._pose is None:
             raise RuntimeError("the agent is nowhere yet; call load_scene and reset first")
         return self._pose
+
+
+def _made(configuration: Any) -> tuple[Any, str]:
+    """The library's simulator, or None and why; no exception leaves, which would keep it alive."""
+    try:
+        return habitat_sim.Simulator(configuration), ""
+    except (AssertionError, RuntimeError, ValueError) as error:
+        return None, " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _is_finite(point: Point) -> bool:
