@@ -16,7 +16,7 @@ from vla_nav.errors import UserError
 from vla_nav.simulators.habitat_scene import find_scene
 
 ROOT = Path(__file__).parents[2]
-GLB = b"glTF" + struct.pack("<II", 2, 12)
+GLB = b"glTF" + struct.pack("<III", 2, 24, 4) + b"JSON{}  "  # an empty one
 
 
 def touch(path: Path, content: bytes = GLB) -> Path:

@@ -23,6 +23,7 @@ from typing import Any
 
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.frozen import frozen
+from vla_nav.simulators.habitat_materials import has_bare_surfaces, with_materials
 from vla_nav.simulators.habitat_semantics import write_semantics
 
 UP_AXES = ("auto", "y", "z")
@@ -104,8 +105,8 @@ def find_scene(
         return HabitatScene(str(beside), None, navmesh, "stage_config")
     convention = _z_up_set(path, stem)
     up = up_axis if up_axis != "auto" else ("z" if convention else "y")
-    if up == "z" and path.suffix.lower() == ".glb":  # habitat-sim's own reading of a .glb
-        return HabitatScene(str(path), None, navmesh, convention or "bare")
+    if up == "z" and path.suffix.lower() == ".glb" and (convention or not has_bare_surfaces(path)):
+        return HabitatScene(str(path), None, navmesh, convention or "bare")  # its own reading
     return HabitatScene(
         _write_stage(path, up, Path(folder), semantic=semantic), None, navmesh, convention or "bare"
     )
@@ -210,14 +211,15 @@ def _z_up_set(path: Path, stem: str) -> str | None:
 def _write_stage(path: Path, up_axis: str, folder: Path, *, semantic: bool) -> str:
     """A stage config for a bare stage file; the folder is the caller's and temporary."""
     up, front = _FRAMES[up_axis]
+    count = len(list(folder.iterdir())) if folder.is_dir() else 0
+    shown = with_materials(path, folder / f"{count:04d}")
     config: dict[str, Any] = {
-        "render_asset": str(path),
+        "render_asset": str(shown),
         "collision_asset": str(path),
         "up": up,
         "front": front,
         "origin": [0, 0, 0],
     }
-    count = len(list(folder.iterdir())) if folder.is_dir() else 0
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{count:04d}-{_stem(path)}"
     semantics = folder / f"{name}_semantic.ply"
