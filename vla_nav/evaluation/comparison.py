@@ -24,9 +24,10 @@ from typing import Any
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.evaluation.comparison_runs import Group, Run
 
-KINDS = {  # key of run.json (of its embodiment, success) -> kind of difference
+KINDS = {  # key of run.json (of its embodiment, success, simulator) -> kind of difference
     "backend": "backends",
     "simulator": "backends",
+    "simulator_version": "backends",
     "dataset": "datasets",
     "role": "datasets",
     "split": "splits",
@@ -109,7 +110,7 @@ def _between(runs: Sequence[Run], rows: Sequence[str]) -> Iterator[tuple[str, st
             mine, yours = first.get(key), second.get(key)
             if mine != yours:
                 text = f"{key} {_shown(mine)} in {one.folder}, {_shown(yours)} in {other.folder}"
-                yield KINDS.get(key, "other"), text
+                yield KINDS.get(key) or KINDS.get(key.partition(".")[0], "other"), text
         if one.languages != other.languages:
             mine, yours = (", ".join(run.languages) or "none" for run in (one, other))
             yield "languages", f"{mine} in {one.folder}, {yours} in {other.folder}"
@@ -122,10 +123,10 @@ def _between(runs: Sequence[Run], rows: Sequence[str]) -> Iterator[tuple[str, st
 
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """run.json with the keys of its embodiment and success rule one by one."""
+    """run.json with the keys of its embodiment, success rule and simulator one by one."""
     flat = {}
     for key, value in facts.items():
-        if key in ("embodiment", "success"):
+        if key in ("embodiment", "success", "simulator"):
             flat.update({f"{key}.{name}": item for name, item in value.items()})
         else:
             flat[key] = value

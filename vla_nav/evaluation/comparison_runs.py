@@ -22,6 +22,7 @@ _BEFORE = {  # what older runs did not state
     "task": None,
     "differs_from_task_or_data": [],
     "temperature": 0.0,
+    "simulator_version": "",
 }
 
 

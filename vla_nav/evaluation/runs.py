@@ -45,6 +45,7 @@ from vla_nav.evaluation.subject import Subject, load_subject, require_execution
 from vla_nav.evaluation.tasks import refuse_other_conditions
 from vla_nav.evaluation.throughput import read_timings, total
 from vla_nav.files import file_digest
+from vla_nav.simulators.opening import SimulatorSetup
 
 DONE, INCOMPLETE = 0, 3
 
@@ -229,6 +230,7 @@ def _identity(
     identity = {
         "backend": config["simulators"]["backend"],
         "simulator": config["simulators"]["options"],
+        "simulator_version": SimulatorSetup.of(config["simulators"]).version(settings.embodiment),
         "dataset": data["dataset"],
         "split": data["split"],
         "role": data["role"],

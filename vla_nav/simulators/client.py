@@ -45,9 +45,13 @@ class WorkerFaultError(RuntimeError):
 
 
 class Worker(Protocol):
-    """Something that answers a host's methods. max_scenes: how many it keeps loaded."""
+    """Something that answers a host's methods. max_scenes: how many it keeps loaded.
+
+    version: of the simulation library, "" for the backends of this package.
+    """
 
     max_scenes: int
+    version: str
 
     def call(self, method: str, **arguments: Any) -> Any:
         """The method's value; `UserError` and `WorkerFaultError` as raised there."""
@@ -68,6 +72,7 @@ class LocalWorker:
     def __init__(self, backend: str, embodiment: Embodiment, options: dict[str, Any]) -> None:
         self._host = make_host(backend)
         self.max_scenes: int = self._host.max_scenes
+        self.version: str = self._host.version
         self.call(
             "configure", embodiment=plain.embodiment_to_plain(embodiment), options=dict(options)
         )
@@ -117,6 +122,7 @@ class WorkerProcess:
             self.hello: dict[str, Any] = self._receive()
             _check_protocol(self.hello, command[0])
             self.max_scenes: int = self.hello.get("max_scenes", 1)
+            self.version = str(self.hello.get("version", ""))
             self.call(
                 "configure", embodiment=plain.embodiment_to_plain(embodiment), options=dict(options)
             )

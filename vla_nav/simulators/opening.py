@@ -51,6 +51,16 @@ class SimulatorSetup:
             self.started(embodiment), embodiment, backend=self.backend, restart=self.started
         )
 
+    def version(self, embodiment: Embodiment) -> str:
+        """The version of the simulation library: what results were made with. "" for mesh."""
+        if self.backend in IN_PROCESS_BACKENDS:
+            return ""
+        worker = self.started(embodiment)
+        try:
+            return worker.version
+        finally:
+            worker.close()
+
     def started(self, embodiment: Embodiment) -> Worker:
         """A worker, in this process where the backend allows."""
         try:
