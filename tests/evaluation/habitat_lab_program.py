@@ -19,6 +19,11 @@ def main():
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # habitat prints
     os.chdir(asked["folder"])
+    os.makedirs("data", exist_ok=True)  # without an environment map, which takes half a minute
+    with open("data/default.pbr_config.json", "w") as file:
+        json.dump(
+            {"enable_ibl": False, "ibl_blut_filename": "none", "ibl_envmap_filename": "none"}, file
+        )
     import habitat
     from habitat.config.default import get_config
 
@@ -58,13 +63,14 @@ def main():
                 env.step({"action": ACTIONS[action]})
                 positions.append(place(env))
             results[int(env.current_episode.episode_id)] = {
-                **{key: env.get_metrics()[key] for key in ("distance_to_goal", "success", "spl")},
+                **{key: float(env.get_metrics()[key]) for key in MEASURES},
                 "collisions": env.get_metrics()["collisions"]["count"],
                 "positions": positions,
             }
     print(json.dumps([results[index] for index in sorted(results)]), file=answer, flush=True)
 
 
+MEASURES = ("distance_to_goal", "success", "spl")
 ACTIONS = ("stop", "move_forward", "turn_left", "turn_right")
 
 
