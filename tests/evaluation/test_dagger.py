@@ -428,3 +428,19 @@ def test_what_does_not_fit_is_refused_before_any_work(world, policy, expert_set,
     dagger = Dagger("policy", "0" * 32, "cpu", 0, Mixture(0.5, round=3), None)
     with pytest.raises(UserError, match=r"data\.recorded=demo/data_round3/recorded/train"):
         require_own_folder(there, {}, dagger)
+
+
+@pytest.mark.habitat
+@pytest.mark.slow
+def test_rollouts_in_habitat_are_the_same_for_any_number_of_workers(world, policy, tmp_path):
+    python = os.environ["VLA_NAV_HABITAT_PYTHON"]
+    here = ("simulators=habitat", f"simulators.python={python}", SMALL_CAMERA, "record.beta=0.4")
+    for num_workers in (0, 2):
+        root = tmp_path / str(num_workers)
+        made = dagger_config(world, root, policy, *here, f"num_workers={num_workers}")
+        assert record_from(made) == 0
+    assert files_of(tmp_path / "0") == files_of(tmp_path / "2")
+    made = LeRobotDataset(tmp_path / "0")
+    assert made.info["vla_nav"]["recording"]["backend"] == "habitat"
+    assert len(made) == 15
+    assert set("".join(walk.metadata[ABOUT]["by"] for walk in made)) == {"e", "p"}
