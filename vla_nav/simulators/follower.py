@@ -11,6 +11,8 @@ Bends are passed a little outside, since headings are coarse and corners hard:
 
 A step that collides is compared with other headings by the distance it leaves; where none helps, a
 best-first search over turns and steps looks for a way out, and only then is the follower stuck.
+Without sliding it keeps away from traps: an agent of habitat-sim that stopped exactly on the edge
+of the navigation mesh can be unable to leave it in any direction.
 A plan depends on the pose and the goal alone.
 """
 
@@ -37,6 +39,7 @@ from vla_nav.simulators.protocol import GeodesicPath, Simulator
 _BEND_SHIFT_STEPS = 0.4  # how far outside a bend the follower aims, in steps
 _GOOD_GAIN_STEPS = 0.6  # a colliding step that gains this much is taken without a search
 _LEAST_GAIN_STEPS = 0.1  # a step that gains less does not count as progress
+_TRAP_STEPS = 0.5  # a place is a trap if no step goes farther than this
 _ESCAPE_EXPANSIONS = 60
 _DEAD_BAND_TURNS = 2 / 3  # a heading this near is kept: rounding alone zigzags between two turns
 
@@ -145,7 +148,7 @@ class GreedyFollower:
                 route = _Route(path.points, self._step_m)
             turns = self._turns_to(pose, route.heading(x, z))
             tried, after, has_collided = self._turn_and_step(pose, turns)
-            if has_collided:
+            if has_collided or self._is_trap(after[-1]):
                 route = None
                 distance = self._distance(pose)
                 if distance <= self._stop_radius_m:
@@ -184,6 +187,8 @@ class GreedyFollower:
         best: _Try | None = None
         for offset in self._offsets:
             primitives, poses, _ = self._turn_and_step(pose, self._shortest_turn(turns + offset))
+            if self._is_trap(poses[-1]):
+                continue
             tried = _Try(primitives, poses, self._distance(poses[-1]))
             if tried.distance_m <= distance - _GOOD_GAIN_STEPS * self._step_m:
                 return tried
@@ -209,6 +214,8 @@ class GreedyFollower:
                 if cell in seen:
                     continue
                 seen.add(cell)
+                if self._is_trap(poses[-1]):
+                    continue
                 left = self._distance(poses[-1])
                 tried = _Try(state.primitives + primitives, state.poses + poses, left)
                 if left <= distance - 0.5 * self._step_m:
@@ -219,6 +226,17 @@ class GreedyFollower:
             f"stuck at {_at(pose)}, {distance:.2f} m from the goal {_text(self._goal)}: "
             "no step or short detour leads nearer"
         )
+
+    def _is_trap(self, pose: Pose) -> bool:
+        """Whether no step leads away from a place short of the goal; sliding agents always get away."""
+        if self._simulator.embodiment.is_sliding:
+            return False
+        for turns in self._offsets:
+            turned = Pose.from_yaw(pose.position, pose.yaw_rad + turns * self._turn_rad)
+            stepped = self._simulator.move(turned, MOVE_FORWARD).pose
+            if math.dist(stepped.position, pose.position) > _TRAP_STEPS * self._step_m:
+                return False
+        return self._distance(pose) > self._stop_radius_m  # nobody has to leave the goal
 
     def _distance(self, pose: Pose) -> float:
         return self._simulator.geodesic_distance(pose.position, [self._goal])

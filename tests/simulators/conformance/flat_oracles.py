@@ -101,5 +101,10 @@ def steady(depth: np.ndarray, *, bend: float = 0.02) -> np.ndarray:
     across = inverse[1:-1, 2:] + inverse[1:-1, :-2] - 2 * middle
     down = inverse[2:, 1:-1] + inverse[:-2, 1:-1] - 2 * middle
     flat = np.maximum(np.abs(across), np.abs(down)) < bend * np.maximum(middle, 1e-3)
+    flat &= depth > 0
     flat[[0, -1], :] = flat[:, [0, -1]] = False
-    return flat & (depth > 0)
+    inner = np.ones_like(flat)  # a pixel's centre may lie on the edge: its neighbours go as well
+    for row in (-1, 0, 1):
+        for column in (-1, 0, 1):
+            inner &= np.roll(flat, (row, column), (0, 1))
+    return inner
