@@ -202,7 +202,7 @@ def test_the_table_has_the_numbers_of_the_reports(run, tmp_path, capsys):
     assert broken["gain"]["mean"] == pytest.approx(broken["measures"]["sr"]["mean"] - 1.0)
     assert broken["gain"]["high"] < 0
     text = (tmp_path / "out" / "compare.md").read_text()
-    assert "| first | expert | 15 | 1.00 [1.00, 1.00] |" in text
+    assert "| first | mesh | expert | 15 | 1.00 [1.00, 1.00] |" in text
     assert "houses val_unseen, mesh, success at 3 m, execution discrete" in text
     assert "first" in (shown := capsys.readouterr().out)
     assert "…" not in shown
@@ -216,7 +216,10 @@ def test_what_was_allowed_to_differ_stands_beneath_the_table(run, tmp_path, caps
     assert "backends: backend mesh in" in line
     assert not (tmp_path / "out" / "compare.json").exists()
     assert command(tmp_path, run, other, options=[*options, "compare.allow=[backends]"]) == 0
-    assert "NOT EQUAL, backends: backend mesh in" in (tmp_path / "out" / "compare.md").read_text()
+    text = (tmp_path / "out" / "compare.md").read_text()
+    assert "NOT EQUAL, backends: backend mesh in" in text
+    assert "houses val_unseen, habitat | mesh, success at 3 m" in text
+    assert "| other | habitat | expert |" in text
 
 
 def test_seeds_are_one_line_with_their_spread(world, run, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -220,3 +221,32 @@ def test_the_command_refuses_a_changed_task_in_one_line(world, tmp_path, capsys)
 def test_an_unknown_task_is_one_line(capsys):
     assert run_command("evaluate", "task=r2r", "data.path=x") == 2
     assert "r2r_ce" in capsys.readouterr().err
+
+
+@pytest.mark.habitat
+def test_the_public_task_is_played_in_habitat_and_not_compared_with_mesh(world, tmp_path, capsys):
+    data = r2r_like(world, tmp_path)
+    for backend, python in (("habitat", os.environ["VLA_NAV_HABITAT_PYTHON"]), ("mesh", "null")):
+        words = [
+            "task=r2r_ce",
+            f"simulators={backend}",
+            f"simulators.python={python}",
+            f"data.path={world}",
+            f"data.episodes={data}",
+            "data.ground_truth=null",
+            f"paths.output_dir={tmp_path}/{backend}",
+            "evaluation.rows=[expert]",
+            "evaluation.num_episodes=4",
+            "num_workers=1",
+        ]
+        assert run_command("evaluate", *words) == 0
+        report = json.loads((tmp_path / backend / "report.json").read_text())
+        assert report["run"]["differs_from_task_or_data"] == []
+        assert report["run"]["backend"] == backend
+        assert bool(report["run"]["simulator_version"]) == (backend == "habitat")
+        assert report["rows"][0]["sr"] == 1.0
+    pair = f"compare.runs=[{tmp_path}/habitat,{tmp_path}/mesh]"
+    words = [pair, "compare.rows=[expert]", f"paths.output_dir={tmp_path}/out"]
+    assert run_command("compare", *words) == 2
+    assert "do not belong in one table (backends: backend habitat in" in capsys.readouterr().err
+    assert run_command("compare", *words, "compare.allow=[backends]") == 0

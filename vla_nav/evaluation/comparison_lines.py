@@ -23,6 +23,7 @@ class Line(NamedTuple):
     """One line: which runs, row and language, how many episodes, and every measure."""
 
     label: str
+    backend: str
     row: str
     language: str
     num_runs: int
@@ -66,6 +67,7 @@ def compare(
                 lines.append(
                     Line(
                         group.label,
+                        group.shown("backend"),
                         row,
                         language,
                         len(group.runs),

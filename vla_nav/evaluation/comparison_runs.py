@@ -50,6 +50,10 @@ class Group:
     label: str
     runs: tuple[Run, ...]
 
+    def shown(self, key: str) -> str:
+        """The value of a fact, or the values where its runs differ."""
+        return "/".join(sorted({str(run.facts[key]) for run in self.runs}))
+
 
 def read_groups(entries: Sequence[str], labels: Sequence[str] = ()) -> tuple[Group, ...]:
     """The groups of `compare.runs`. Raises `UserError` where an entry holds no evaluation."""

@@ -10,7 +10,7 @@ The records are aggregated afresh, under one flag policy or one public conventio
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from vla_nav.files import atomic_path, write_json
 TITLES = {"sr": "SR", "osr": "OSR", "spl": "SPL", "ne_m": "NE m", "ndtw": "nDTW", "sdtw": "SDTW"}
 TITLES |= {"steps": "steps"}
 _WIDEST = 1000  # characters
+_NUM_TEXTS = 3  # columns of names, before those of numbers
 
 
 def compare_from(config: Mapping[str, Any]) -> int:
@@ -73,13 +74,13 @@ def write_comparison(
             "notes": notes,
         },
     )
-    rule = ["---"] * 2 + ["---:"] * (len(heads) - 2)
+    rule = ["---"] * _NUM_TEXTS + ["---:"] * (len(heads) - _NUM_TEXTS)
     text = "\n".join("| " + " | ".join(part) + " |" for part in (heads, rule, *cells))
     with atomic_path(folder / "compare.md") as temporary:
         temporary.write_text(f"{text}\n\n" + "\n".join(f"- {x}" for x in notes) + "\n", "utf-8")
     table = ConsoleTable()
     for place, head in enumerate(heads):
-        table.add_column(head, justify="left" if place < 2 else "right", no_wrap=True)
+        table.add_column(head, justify="left" if place < _NUM_TEXTS else "right", no_wrap=True)
     for part in cells:
         table.add_row(*part)
     console = Console()
@@ -100,8 +101,7 @@ def _cells(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
     has_seeds = any(line.num_runs > 1 for line in lines)
     has_gain = any(line.gain is not None for line in lines)
     heads = [
-        "run",
-        "row",
+        *("run", "backend", "row"),
         *(["language"] if has_language else []),
         *(["runs"] if has_seeds else []),
     ]
@@ -109,7 +109,8 @@ def _cells(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
     heads += ["SR - first [95 %]"] if has_gain else []
     cells = []
     for line in lines:
-        part = [line.label, line.row, *([line.language or "all"] if has_language else [])]
+        part = [line.label, line.backend, line.row]
+        part += [line.language or "all"] if has_language else []
         part += [str(line.num_runs)] if has_seeds else []
         sr = line.measures["sr"]
         part += [str(line.n), f"{_number(sr)} {_bounds(sr)}".strip()]
@@ -129,18 +130,24 @@ def _cells(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
 def _notes(
     groups: Sequence[Group], counting: str, mixed: Mapping[str, Sequence[str]]
 ) -> Iterator[str]:
-    facts = groups[0].runs[0].facts
-    yield (
-        f"{facts['dataset']} {facts['split']}{' ' if facts['role'] else ''}{facts['role']}, "
-        f"{facts['backend']}, success at {facts['success']['success_m']:g} m, execution "
-        f"{facts['execution']}"
+    runs = [run.facts for group in groups for run in group.runs]
+
+    def said(of: Callable[[Mapping[str, Any]], str]) -> str:
+        return " | ".join(sorted({of(facts) for facts in runs}))
+
+    yield ", ".join(
+        (
+            said(lambda facts: f"{facts['dataset']} {facts['split']} {facts['role']}".strip()),
+            said(lambda facts: facts["backend"]),
+            f"success at {said(lambda facts: format(facts['success']['success_m'], 'g'))} m",
+            f"execution {said(lambda facts: facts['execution'])}",
+        )
     )
     if counting in CONVENTIONS:
         yield f"counted by the public convention {counting}: {DEFINITIONS[counting]}"
     else:
         yield f"episodes without a finite geodesic: {counting}"
-    runs = [len(group.runs) for group in groups]
-    if max(runs) > 1:
+    if len(runs) > len(groups):
         yield (
             "several runs: mean and standard deviation over them; intervals resample scenes and "
             "runs (95 % bootstrap)"
