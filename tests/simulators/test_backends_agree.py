@@ -18,13 +18,21 @@ from backends import Bench, make_bench
 from mesh_scenes import SceneBuilder, crowded_hall
 
 from vla_nav.commands.cli import main
-from vla_nav.episodes.types import MOVE_FORWARD, TURN_LEFT, TURN_RIGHT, Camera, Pose
+from vla_nav.episodes.types import (
+    MOVE_FORWARD,
+    TURN_LEFT,
+    TURN_RIGHT,
+    Camera,
+    Pose,
+    wrap_angle,
+)
 from vla_nav.simulators.client import RemoteSimulator
 
 pytestmark = pytest.mark.habitat
 
 CAMERA = Camera("front", 160, 120, 79.0, 1.25, has_depth=True)
 PITCHED = Camera("down", 128, 128, 90.0, 1.4, pitch_deg=-15.0, has_depth=True)
+FREE_M = 0.13  # half a step
 HEIGHT_STEP_M = 0.2  # habitat's navigation mesh; agents stand up to one step above the floor
 
 
@@ -70,10 +78,15 @@ def coloured(scene: SceneBuilder) -> SceneBuilder:
     return scene
 
 
-def both(benches, scene: Path, **body) -> tuple[RemoteSimulator, RemoteSimulator]:
+def both(
+    benches, scene: Path, *, mesh_options=None, habitat_options=None, **body
+) -> tuple[RemoteSimulator, RemoteSimulator]:
     """The scene in the mesh backend and in habitat."""
     mesh, habitat = benches
-    return mesh.open(scene, **body), habitat.open(scene, **body)
+    return (
+        mesh.open(scene, options=mesh_options, **body),
+        habitat.open(scene, options=habitat_options, **body),
+    )
 
 
 def ground_points(mesh: RemoteSimulator, habitat: RemoteSimulator, count: int, seed: int):
@@ -95,68 +108,106 @@ def ground_points(mesh: RemoteSimulator, habitat: RemoteSimulator, count: int, s
 def test_free_walks_take_both_to_the_same_place(benches, scenes, name, turn_deg):
     mesh, habitat = both(benches, scenes[name], turn_deg=turn_deg)
     rng = np.random.default_rng(12)
-    num_free = num_steps = 0
-    for point in ground_points(mesh, habitat, 20, seed=1):
+    num_steps = 0
+    for point in ground_points(mesh, habitat, 30, seed=1):
         start = Pose.from_yaw(point, rng.uniform(-math.pi, math.pi))
-        mesh.reset(start)
+        here = mesh.reset(start)
         # Both start on the very same x and z; the height is each backend's own.
-        pose = habitat.reset(start)
-        habitat.place(Pose((point[0], pose.position[1], point[2]), pose.rotation))
+        there = habitat.reset(start)
+        there = Pose((point[0], there.position[1], point[2]), there.rotation)
+        habitat.place(there)
         for action in rng.choice([MOVE_FORWARD, TURN_LEFT, TURN_RIGHT], 40, p=[0.6, 0.2, 0.2]):
-            here, there = mesh.act(int(action)), habitat.act(int(action))
-            if here.has_collided or there.has_collided:
-                break  # obstacles are rounded differently: from here on the walks differ
-            num_free += 1
-            num_steps += int(action) == MOVE_FORWARD
-            a, b = here.pose.position, there.pose.position
-            assert math.hypot(a[0] - b[0], a[2] - b[2]) < 1e-4  # float32
-            assert -0.02 <= b[1] - a[1] <= HEIGHT_STEP_M + 0.02
-            assert abs(math.remainder(here.pose.yaw_rad - there.pose.yaw_rad, 2 * math.pi)) < 1e-4
+            here, there = (one.act(int(action)).pose for one in (mesh, habitat))
+            if not (is_free(mesh, here) and is_free(habitat, there)):
+                break  # obstacles are rounded differently: from a touch on the walks differ
+            num_steps += action == MOVE_FORWARD
+            assert in_plan(here, there) < 1e-4  # float32
+            assert -0.02 <= there.position[1] - here.position[1] <= HEIGHT_STEP_M + 0.02
+            assert abs(wrap_angle(here.yaw_rad - there.yaw_rad)) < 1e-4
     assert num_steps > 60
-    assert num_free > 120
 
 
-@pytest.mark.parametrize("name", ["house_0", "house_1", "hall"])
-def test_geodesic_distances_agree(benches, scenes, name):
-    mesh, habitat = both(benches, scenes[name])
-    points = ground_points(mesh, habitat, 24, seed=2)
+def is_free(simulator: RemoteSimulator, pose: Pose) -> bool:
+    """Whether an agent there has half a step of room in every direction."""
+    for angle in np.linspace(0, 2 * math.pi, 12, endpoint=False):
+        x, y, z = pose.position
+        around = x + FREE_M * math.cos(angle), y, z + FREE_M * math.sin(angle)
+        found = simulator.snap(around)
+        if found is None or math.hypot(found[0] - around[0], found[2] - around[2]) > 1e-3:
+            return False
+    return True
+
+
+def in_plan(a: Pose, b: Pose) -> float:
+    """Distance in x and z."""
+    return math.hypot(a.position[0] - b.position[0], a.position[2] - b.position[2])
+
+
+# habitat's cells of 0.05 m close passages up to 0.2 m wider than the agent; the hall has some, and
+# is compared on cells of 0.03 m.
+@pytest.mark.parametrize(
+    ("name", "options"), [("house_0", {}), ("house_1", {}), ("hall", {"cell_m": 0.03})]
+)
+def test_geodesic_distances_agree(benches, scenes, name, options):
+    mesh, habitat = both(benches, scenes[name], habitat_options=options)
+    points = ground_points(mesh, habitat, 60, seed=2)
     errors = []
     for start, goal in zip(points[::2], points[1::2], strict=True):
         here = mesh.geodesic_distance(start, [goal])
         there = habitat.geodesic_distance(start, [goal])
         assert math.isfinite(here) == math.isfinite(there), f"{start} to {goal}: {here}, {there}"
         if math.isfinite(here) and here > 1.0:
-            errors.append(abs(there / here - 1))
-    assert len(errors) >= 8
-    assert max(errors) < 0.05
+            errors.append(there / here - 1)
+    print(f"{name}: mean {np.mean(errors):+.4f}, worst {max(errors, key=abs):+.4f}")
+    assert len(errors) >= 20
+    assert np.abs(errors).max() < 0.05
 
 
-@pytest.mark.parametrize("name", ["house_0", "house_1", "hall"])
-def test_depth_and_edges_agree_at_the_same_pose(benches, scenes, name):
-    mesh, habitat = both(benches, scenes[name], cameras=(CAMERA, PITCHED))
+def views(benches, scene: Path, shading: str):
+    """Pairs of observations from the very same poses, of the mesh backend and habitat."""
+    options = {"shading": shading}
+    mesh, habitat = both(benches, scene, mesh_options=options, cameras=(CAMERA, PITCHED))
     rng = np.random.default_rng(4)
-    correlations, shares = [], []
     for point in ground_points(mesh, habitat, 8, seed=3):
         pose = Pose.from_yaw(point, rng.uniform(-math.pi, math.pi))
-        images = []
         for simulator in (mesh, habitat):
             simulator.reset(pose)
             simulator.place(pose)
-            images.append(simulator.observe())
-        here, there = images
-        for camera in (CAMERA, PITCHED):
-            a, b = here.depth[camera.name], there.depth[camera.name]
-            apart = np.abs(a - b)
-            edge = near_edge(a) | near_edge(b)
-            assert apart[~edge].max(initial=0) < 0.02
-            shares.append(np.mean(apart < 0.02))
-            correlations.append(
-                np.corrcoef(
-                    edges(here.rgb[camera.name]).ravel(), edges(there.rgb[camera.name]).ravel()
-                )[0, 1]
-            )
-    assert np.mean(shares) > 0.97  # the rest: pixels whose centre lies on an edge
+        here, there = mesh.observe(), habitat.observe()
+        for camera in (CAMERA.name, PITCHED.name):
+            yield here.rgb[camera], there.rgb[camera], here.depth[camera], there.depth[camera]
+
+
+@pytest.mark.parametrize("name", ["house_0", "house_1", "hall"])
+def test_depth_and_colours_are_the_same_from_the_same_pose(benches, scenes, name):
+    correlations, same_depth, same_rgb = [], [], []
+    for rgb, other_rgb, depth, other_depth in views(benches, scenes[name], "flat"):
+        apart = np.abs(depth - other_depth)
+        on_edge = near_edge(depth) | near_edge(other_depth)
+        assert apart[~on_edge].max(initial=0) < 0.02
+        same_depth.append(np.mean(apart < 0.02))
+        same_rgb.append(np.mean(np.abs(rgb.astype(int) - other_rgb).max(axis=-1) <= 2))
+        correlations.append(edge_correlation(rgb, other_rgb))
+    assert np.mean(same_depth) > 0.995  # the rest: pixels whose centre lies on an edge
+    assert np.mean(same_rgb) > 0.99
     assert min(correlations) >= 0.9, np.round(correlations, 3)
+
+
+@pytest.mark.parametrize("name", ["house_0", "house_1", "hall"])
+def test_edges_agree_under_the_default_shading_too(benches, scenes, name):
+    correlations = [
+        edge_correlation(rgb, other) for rgb, other, *_ in views(benches, scenes[name], "lambert")
+    ]
+    print(f"{name}: mean {np.mean(correlations):.3f}, least {min(correlations):.3f}")
+    assert np.mean(correlations) >= 0.85  # measured 0.91, 0.89 and 0.98
+
+
+def edge_correlation(rgb: np.ndarray, other: np.ndarray) -> float:
+    """Correlation of two images' edge maps; 1 where both look at a blank wall."""
+    maps = edges(rgb).ravel(), edges(other).ravel()
+    if max(np.ptp(one) for one in maps) == 0:
+        return 1.0
+    return float(np.corrcoef(*maps)[0, 1])
 
 
 def near_edge(depth: np.ndarray) -> np.ndarray:

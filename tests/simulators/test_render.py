@@ -8,11 +8,12 @@ import math
 import numpy as np
 import pytest
 import trimesh
-from mesh_scenes import SceneBuilder
+from mesh_scenes import SceneBuilder, embodiment
 from PIL import Image
 
 from vla_nav.episodes.types import Camera, Pose
 from vla_nav.errors import UserError
+from vla_nav.simulators.mesh import MeshSimulator
 from vla_nav.simulators.rays import RayScene
 from vla_nav.simulators.render import AMBIENT, Renderer, camera_directions
 from vla_nav.simulators.stage import load_stage
@@ -112,6 +113,17 @@ def test_faces_differ_in_shade_and_keep_their_hue(tmp_path):
     assert (pixels[:, 0] >= 200 * AMBIENT - 1).all()
     assert (pixels[:, 0] <= 200).all()
     assert (pixels[:, 2] == 0).all()
+
+
+def test_flat_shading_shows_the_stored_colour_on_every_face(tmp_path):
+    scene = SceneBuilder().box((-1, 0.3, -3), (1, 1.5, -2), rgb=(200, 100, 40))
+    stage = load_stage(scene.write(tmp_path / "scene.glb"))
+    flat = Renderer(stage, RayScene(stage.vertices, stage.faces), shading="flat")
+    images = flat.render(CAMERA, Pose.from_yaw((2.5, 0.9, 0.0), 0.8), semantic=True)
+    colours = np.unique(images.rgb[images.semantic > 0], axis=0)
+    np.testing.assert_array_equal(colours, [[200, 100, 40]])  # several faces are in view
+    with pytest.raises(UserError, match=r"shading.*'?phong"):
+        MeshSimulator(embodiment(), shading="phong")
 
 
 def test_a_texture_is_sampled_where_its_uv_says(tmp_path):

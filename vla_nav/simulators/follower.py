@@ -228,7 +228,7 @@ class GreedyFollower:
         )
 
     def _is_trap(self, pose: Pose) -> bool:
-        """Whether no step leads away from a place short of the goal; sliding agents always get away."""
+        """Whether no step leads on from a place short of the goal; who slides always gets on."""
         if self._simulator.embodiment.is_sliding:
             return False
         for turns in self._offsets:

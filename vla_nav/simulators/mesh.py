@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vla_nav.episodes.types import Embodiment, Pose
-from vla_nav.errors import UserError
+from vla_nav.errors import UserError, unknown_name
 from vla_nav.simulators.cameras import check_camera
 from vla_nav.simulators.geodesic import NO_WAY, FirstLeg, GoalField, Place
 from vla_nav.simulators.motion import Mover
 from vla_nav.simulators.protocol import GeodesicPath, Motion, Observation
 from vla_nav.simulators.rays import RayScene
-from vla_nav.simulators.render import Renderer
+from vla_nav.simulators.render import SHADINGS, Renderer
 from vla_nav.simulators.stage import load_stage
 from vla_nav.simulators.topdown import FloorMap, floor_maps
 from vla_nav.simulators.visibility import VisibilityGraph, find_visibility
@@ -53,7 +53,8 @@ class MeshSimulator:
     """The `Simulator` protocol over one mesh scene; see `protocol.py` for the methods.
 
     cell_m: grid of the walkable area; max_climb_m: the highest step that is walked up or down;
-    max_slope_deg: the steepest floor; up_axis: the scene files' up direction, "y" or "z".
+    max_slope_deg: the steepest floor; up_axis: the scene files' up direction, "y" or "z"; shading:
+    of the images, "lambert" or "flat" (as habitat-sim shows stages).
     The cameras of `embodiment` may be exchanged at any time, its body only before `load_scene`.
     """
 
@@ -67,7 +68,10 @@ class MeshSimulator:
         max_climb_m: float = 0.25,
         max_slope_deg: float = 45.0,
         up_axis: str = "y",
+        shading: str = "lambert",
     ) -> None:
+        if shading not in SHADINGS:
+            raise unknown_name("simulators.options.shading", str(shading), SHADINGS)
         for camera in embodiment.cameras:
             check_camera(camera)
         self.embodiment = embodiment
@@ -75,6 +79,7 @@ class MeshSimulator:
         self._max_climb_m = max_climb_m
         self._max_slope_deg = max_slope_deg
         self._up_axis = up_axis
+        self._shading = shading
         self._scene: _Scene | None = None
         self._pose: Pose | None = None
 
@@ -98,7 +103,7 @@ class MeshSimulator:
         beside_walkable = ((links >= 0) & walkable.is_walkable[links]).any(axis=1)
         self._scene = _Scene(
             path=path,
-            renderer=Renderer(stage, rays),
+            renderer=Renderer(stage, rays, shading=self._shading),
             walkable=walkable,
             mover=Mover(walkable, self.embodiment),
             graph=find_visibility(walkable),

@@ -5,9 +5,10 @@ Pixel (i, j) (column, row) of a W x H image looks along, in the camera's frame (
 
     d = ( (2 (i + 1/2) / W - 1) f,   -(2 (j + 1/2) / H - 1) f H / W,   -1 )
 
-d is not normalised, so Embree's ray parameter is the planar depth. Shading is Lambert under one
-directional light plus ambient, two-sided: constant over a face, so it is computed once per stage;
-only faces with a texture or vertex colours are coloured per pixel.
+d is not normalised, so Embree's ray parameter is the planar depth. Shading is `lambert`, one
+directional light plus ambient, two-sided, or `flat`, the stored colours, which is what habitat-sim
+shows of a stage. Either is constant over a face, so it is computed once per stage; only faces with
+a texture or vertex colours are coloured per pixel.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from vla_nav.simulators.cameras import check_camera
 from vla_nav.simulators.rays import Hits, RayScene
 from vla_nav.simulators.stage import Stage
 
+SHADINGS = ("lambert", "flat")
 AMBIENT = 0.4
 _LIGHT = np.array([0.4, 0.8, 0.55]) / np.linalg.norm([0.4, 0.8, 0.55])
 _CAMERAS_KEPT = 16
@@ -69,12 +71,12 @@ def rotation_matrix(rotation: tuple[float, float, float, float]) -> np.ndarray:
 
 
 class Renderer:
-    """Renders one stage; ray directions are kept per camera."""
+    """Renders one stage with one of `SHADINGS`; ray directions are kept per camera."""
 
-    def __init__(self, stage: Stage, rays: RayScene) -> None:
+    def __init__(self, stage: Stage, rays: RayScene, *, shading: str = "lambert") -> None:
         self._rays = rays
         self._stage = stage
-        self._light = _face_light(stage)  # (F,)
+        self._light = _face_light(stage, shading)  # (F,)
         self._face_rgba = _packed_colours(stage, self._light)  # (F + 1,) uint32, last = background
         self._semantic = np.append(stage.semantic_ids, np.uint32(0))
         self._texels = _Texels(stage) if stage.textures else None
@@ -153,8 +155,10 @@ def _barycentric(corners: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarra
     return (1 - u - v) * corners[:, 0] + u * corners[:, 1] + v * corners[:, 2]
 
 
-def _face_light(stage: Stage) -> np.ndarray:
-    """(F,) float32 in [AMBIENT, 1]: ambient plus two-sided Lambert."""
+def _face_light(stage: Stage, shading: str) -> np.ndarray:
+    """(F,) float32 in [AMBIENT, 1]: ambient plus two-sided Lambert, or 1 throughout."""
+    if shading == "flat":
+        return np.ones(len(stage.faces), np.float32)
     a, b, c = (stage.vertices[stage.faces[:, k]] for k in range(3))
     normal = np.cross(b - a, c - a)
     length = np.linalg.norm(normal, axis=1)
