@@ -8,7 +8,6 @@ The loads of the package walk through the lists in the same order.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional
 
@@ -18,19 +17,11 @@ from flash_attn.cute.mask import mask_r2p_lambda
 from flash_attn.cute.utils import AuxData
 from quack import layout_utils
 
+from vla_nav.attention.hopper.mask import KernelMask
 
-@dataclass(frozen=True)
-class BitMask:
-    """In the place of the package's mask; `n_block` is the entry of the block in the lists.
-    aux_data.tensors[0]: words (E, 128, 4)."""
 
-    tile_m: cutlass.Constexpr[int]
-    tile_n: cutlass.Constexpr[int]
-    seqlen_info: Any
-    window_size_left: Optional[Int32] = None  # noqa: UP045 - read by the compiler
-    window_size_right: Optional[Int32] = None  # noqa: UP045
-    qhead_per_kvhead_packgqa: cutlass.Constexpr[int] = 1
-    swap_AB: cutlass.Constexpr[bool] = False
+class BitMask(KernelMask):
+    """`n_block` is the entry of the block in the lists. aux_data.tensors[0]: words (E, 128, 4)."""
 
     @cute.jit
     def apply_mask(

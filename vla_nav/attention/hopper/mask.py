@@ -34,9 +34,11 @@ from vla_nav.attention.hopper.tables import SIGN
 
 
 @dataclass(frozen=True)
-class TreeMask:
-    """Built by the kernels with their tile sizes. swap_AB: a tile of scores is transposed (keys are
-    its rows). aux_data.tensors[0]: spans, int32, one per joint key."""
+class KernelMask:
+    """What a kernel builds in the place of the package's mask, by these names.
+
+    tile_m, tile_n: rows and keys of a tile; swap_AB: its scores are transposed.
+    """
 
     tile_m: cutlass.Constexpr[int]
     tile_n: cutlass.Constexpr[int]
@@ -45,6 +47,10 @@ class TreeMask:
     window_size_right: Optional[Int32] = None  # noqa: UP045
     qhead_per_kvhead_packgqa: cutlass.Constexpr[int] = 1
     swap_AB: cutlass.Constexpr[bool] = False
+
+
+class TreeMask(KernelMask):
+    """aux_data.tensors[0]: spans, int32, one per joint key."""
 
     @cute.jit
     def apply_mask(
