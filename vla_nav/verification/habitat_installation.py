@@ -52,7 +52,7 @@ class _Answer(NamedTuple):
 
 def probe_habitat(simulators: Mapping[str, Any], *, timeout_s: float = _TIMEOUT_S) -> list[Probe]:
     """I411 to I414, up to the first that fails. simulators: python and options.gpu_device_id."""
-    python = simulators.get("python") or sys.executable
+    python = os.path.expanduser(simulators.get("python") or sys.executable)
     fault = _interpreter_fault(python)
     if fault:
         return [Probe("I411", _NAMES["python"], "error", fault, _REMEDIES["python"])]
