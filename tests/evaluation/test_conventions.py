@@ -154,7 +154,9 @@ def test_nothing_has_no_public_scores_and_old_records_neither():
     assert public_aggregate([{"sr": 1.0}]) is None
 
 
-def test_a_goal_on_another_island_is_counted_in_every_convention_of_the_report(world, tmp_path):
+def test_a_goal_on_another_island_is_counted_in_every_convention_of_the_report(
+    world, tmp_path, capsys
+):
     source = world / "episodes" / "val_unseen" / "val_unseen.json.gz"
     content = json.loads(gzip.decompress(source.read_bytes()))
     content["episodes"][0]["goals"][0]["position"] = [500.0, 0.0, 500.0]
@@ -171,6 +173,10 @@ def test_a_goal_on_another_island_is_counted_in_every_convention_of_the_report(w
     assert expert["public"]["vlnce"]["ne_m"] == "inf"
     assert expert["public"]["vlnce"]["spl"] == "nan"
     assert math.isfinite(expert["public"]["internnav"]["ne_m"])
+    assert (
+        "expert: 1 of 15 episodes have no finite geodesic (exclude); as VLN-CE counts all: "
+        "SR 0.93, OSR 0.93, SPL nan, NE inf, nDTW"
+    ) in capsys.readouterr().out
     flagged = [record for record in results_of(out).values() if record["flag"]]
     assert [record["public"]["ne_m"] for record in flagged] == ["inf"]
     page = (out / "report.html").read_text()

@@ -32,6 +32,7 @@ from vla_nav.files import atomic_path, write_json
 
 _TEMPLATE = "report.html.j2"
 _TABLE_COLUMNS = 124  # characters; a narrower terminal wraps lines rather than numbers
+_AS_PUBLIC = {"SR": "sr", "OSR": "osr", "SPL": "spl", "NE": "ne_m", "nDTW": "ndtw"}
 _EMBED_BYTES = 24 * 2**20  # pictures inside the HTML up to this much; the rest stay files
 
 
@@ -116,7 +117,8 @@ def write_report(
     console = Console()
     console.width = max(console.width, _TABLE_COLUMNS)
     console.print(console_table(report))
-    for line in (throughput.sentence(report["timing"]), _batching_line(report)):
+    told = (*_flag_lines(report), throughput.sentence(report["timing"]), _batching_line(report))
+    for line in told:
         if line:
             print(line)
     print(f"report: {folder / 'report.html'}")
@@ -184,6 +186,21 @@ def _environment() -> jinja2.Environment:
     environment.filters["number"] = _number
     environment.filters["pretty"] = lambda value: json.dumps(value, ensure_ascii=False)
     return environment
+
+
+def _flag_lines(report: Mapping[str, Any]) -> list[str]:
+    """Of rows with flagged episodes: what is done with them, and what public code makes of them."""
+    lines = []
+    for row in report["rows"]:
+        if row["num_flagged"] and row["public"]:
+            vlnce = row["public"]["vlnce"]
+            shown = (f"{name} {_number(vlnce[key])}" for name, key in _AS_PUBLIC.items())
+            lines.append(
+                f"{row['name']}: {row['num_flagged']} of {row['num_expected']} episodes have no "
+                f"finite geodesic ({report['flag_policy']}); as VLN-CE counts all: "
+                f"{', '.join(shown)}"
+            )
+    return lines
 
 
 def _number(value: float | str | None, digits: int = 2) -> str:
