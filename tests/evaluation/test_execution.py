@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from worlds import body_of, episodes_of, evaluate_config
 
+from tests.simulators.mesh_scenes import embodiment, two_floors_with_stairs
 from vla_nav.actions.pointing import PointingSpace
+from vla_nav.actions.projection import project, to_agent_frame
 from vla_nav.actions.targets import FAR_M, Target, target_of
 from vla_nav.actions.types import Pointing, Primitives, Stop, Waypoint
 from vla_nav.actions.waypoint import WaypointSpace
@@ -44,7 +46,7 @@ def places_of(done):
 def test_a_straight_way_is_walked_in_steps_and_ends_at_the_target(body):
     done = walk(np.array([[0, 0, 0], [0, 0, -0.6]]), START, yaw_rad=0.0, reach_m=1.0, body=body)
     assert done.primitives == (F, F, F)
-    assert np.allclose(places_of(done)[:, 2], [-0.25, -0.5, -0.6])
+    assert np.allclose(places_of(done)[:, 2], [-0.2, -0.4, -0.6])
     assert not done.has_collided
 
 
@@ -114,7 +116,7 @@ def test_a_pixel_s_target_is_what_it_shows(body):
     depth = {"front": np.full((33, 33), 2.0, np.float32)}
     ahead = target_of(space, Pointing("front", 0.5, 0.5, 0.0), seeing, depth)
     assert (ahead.forward_m, ahead.left_m) == pytest.approx((2.0, 0.0))
-    assert ahead.up_m == (0.0,)  # at the camera's height there is no floor to see
+    assert ahead.up_m == pytest.approx((1.25, 0.0))  # on a wall, that may rise from the own floor
     low = target_of(space, Pointing("front", 0.5, 0.75, 0.0), seeing, depth)
     assert low.up_m == pytest.approx((0.25, 0.0))
     # Without depth the ray meets the floor; above the horizon it is a direction.
@@ -179,7 +181,7 @@ def test_walks_in_a_house_stay_on_the_floor_and_are_as_long_as_the_geodesic(conf
         for place in places[1:]:
             floor = houses.worker.call("snap", scene=scene, point=place.tolist())
             assert math.dist(floor, place) < 0.06
-        assert done.primitives.count(F) >= walked / houses.body.step_m - 1e-6
+        assert done.primitives.count(F) >= walked / houses.body.step_m - 0.1 - 1e-6
     assert num_round_a_corner >= 10  # straight lines would have proved nothing
 
 
@@ -188,6 +190,79 @@ def test_a_target_without_a_way_is_none(config):
     episode = houses.episodes[0]
     nowhere = Target(500.0, 0.0, (0.0,), 0.0, 1.0, (F,))
     assert houses.go(episode, nowhere, episode.start_pose) is None
+
+
+class Stairs:
+    """Two floors with stairs along +x between them (`two_floors_with_stairs`), seen with depth."""
+
+    CAMERA = Camera("front", 65, 65, hfov_deg=90.0, height_m=1.25, has_depth=True)
+
+    def __init__(self, folder):
+        self.body = embodiment(cameras=(self.CAMERA,))
+        self.scene = str(two_floors_with_stairs().write(folder / "stairs.glb"))
+        self.worker = LocalWorker("mesh", self.body, {})
+
+    def go(self, space, action, pose):
+        plain_pose = [*pose.position, *pose.rotation]
+        seen = self.worker.call("observe_at", scene=self.scene, pose=plain_pose, semantic=False)
+        target = target_of(space, action, self.body, dict(seen["depth"]))
+        asking = approach(target, pose, scene=self.scene, body=self.body)
+        answer = None
+        while True:
+            try:
+                call = asking.send(answer)
+            except StopIteration as end:
+                return end.value
+            answer = self.worker.call(call.method, **call.arguments)
+
+    def pixel(self, pose, point):
+        """The action that points at a world point."""
+        seen = to_agent_frame(np.array([point]), pose)
+        u, v, _ = project(seen, self.CAMERA)
+        return Pointing("front", float(u[0]), float(v[0]), 0.0)
+
+
+@pytest.fixture(scope="module")
+def stairs(tmp_path_factory):
+    return Stairs(tmp_path_factory.mktemp("stairs"))
+
+
+def test_waypoints_lead_up_the_stairs_and_down_again(stairs):
+    """A waypoint has no height: on stairs the place a metre ahead is looked for on them."""
+    space = WaypointSpace(decision=RULE)
+    pose = Pose.from_yaw((2.0, 0.0, 0.6), -math.pi / 2)  # at the foot, facing up
+    heights = []
+    for _ in range(8):
+        done = stairs.go(space, Waypoint(1.0, 0.0, 0.0), pose)
+        assert set(done.primitives) == {F}
+        assert 4 <= len(done.primitives) <= 5  # steps are horizontal, as on the level
+        pose = done.poses[-1]
+        heights.append(pose.position[1])
+        assert pose.position[2] == pytest.approx(0.6, abs=0.15)
+    assert heights[-1] == pytest.approx(2.8, abs=0.01)
+    assert heights == sorted(heights)
+    pose = Pose.from_yaw(pose.position, math.pi / 2)
+    for _ in range(8):
+        pose = stairs.go(space, Waypoint(1.0, 0.0, 0.0), pose).poses[-1]
+    assert pose.position[1] == pytest.approx(0.0, abs=0.01)
+
+
+@pytest.mark.parametrize("point", [(3.9, 0.6, 0.6), (4.65, 1.0, 0.6), (5.5, 1.8, 0.6)])
+def test_a_pixel_on_the_stairs_means_the_stairs(stairs, point):
+    foot = Pose.from_yaw((2.0, 0.0, 0.6), -math.pi / 2)
+    done = stairs.go(PointingSpace(decision=RULE), stairs.pixel(foot, point), foot)
+    x, _, z = done.poses[-1].position
+    assert (x, z) == pytest.approx((3.0, 0.6), abs=0.1)  # a metre on, not aside
+
+
+@pytest.mark.parametrize("height_m", [0.3, 0.9, 1.2, 2.2])
+def test_a_pixel_on_a_wall_means_the_floor_before_it(stairs, height_m):
+    """Behind this thin wall the stairs rise, and their surface is nearer to most such pixels."""
+    aside = Pose.from_yaw((5.0, 0.0, 3.0), 0.0)  # faces the wall at z = 1.3
+    action = stairs.pixel(aside, (5.0, height_m, 1.3))
+    done = stairs.go(PointingSpace(decision=RULE), action, aside)
+    assert done.primitives == (F, F, F, F)
+    assert done.poses[-1].position == pytest.approx((5.0, 0.0, 2.0), abs=0.01)
 
 
 class Waypoints:
@@ -263,7 +338,7 @@ def test_both_executions_are_declared_and_only_the_network_s_differs(config):
         assert record["steps"] == len(record["primitives"])
         assert record["num_unreachable"] == 0
         path = np.array(record["path"])
-        assert np.linalg.norm(np.diff(path, axis=0), axis=1).max() <= 0.25 + 1e-3
+        assert np.linalg.norm(np.diff(path, axis=0), axis=1).max() <= 1.1 * 0.25 + 1e-3
     assert any(geodesic[key]["path"] != discrete[key]["path"] for key in geodesic)
 
 

@@ -1,6 +1,6 @@
 """The place that an action asks for, for executions that go there instead of counting turns.
 
-    waypoint   its pose, at the agent's own height
+    waypoint   its pose; it has no height: the agent's own, or that of stairs leading there
     pointing   the point that its pixel shows (by depth, else on the floor), and its heading there
     STOP, primitives, and the grammar's fallback: no place, they are executed as they are
 
@@ -19,6 +19,7 @@ from vla_nav.actions.pointing import ground_point
 from vla_nav.actions.types import Action, ActionSpace, Pointing, Waypoint, camera_named
 from vla_nav.episodes.types import Embodiment
 
+STAIRS = 0.6  # rise over run of usual stairs (17 over 29 cm)
 FAR_M = 100.0  # a pixel above the horizon is a direction: this far is beyond every scene's rooms
 SPACES_WITH_TARGETS = ("waypoint", "pointing")
 
@@ -27,9 +28,9 @@ SPACES_WITH_TARGETS = ("waypoint", "pointing")
 class Target:
     """A place in the agent's frame (metres), how it is reached, and what to do where it cannot be.
 
-    up_m: heights to look for a floor at, in order, relative to the agent's. yaw_rad: the heading to
-    take there. reach_m: the longest way that this decision goes. primitives: the same action in
-    discrete steps, for a place to which no way leads.
+    up_m: heights above the agent's to look for a floor at, the likeliest first. yaw_rad: the
+    heading to take there. reach_m: the longest way that this decision goes. primitives: the same
+    action in discrete steps, for a place to which no way leads.
     """
 
     forward_m: float
@@ -52,15 +53,16 @@ def target_of(
     """
     reach_m = space.decision.count * embodiment.step_m
     if isinstance(action, Waypoint):
-        forward_m, left_m, up_m = action.forward_m, action.left_m, (0.0,)
-        reach_m = max(reach_m, math.hypot(forward_m, left_m))
+        forward_m, left_m = action.forward_m, action.left_m
+        run_m = math.hypot(forward_m, left_m)
+        up_m = (0.0, STAIRS * run_m, -STAIRS * run_m)
+        reach_m = max(reach_m, run_m)
     elif isinstance(action, Pointing):
         camera = camera_named(embodiment, action.camera)
         forward_m, left_m, seen_up_m = ground_point(
             action, camera, (depth or {}).get(action.camera)
         )
-        # A floor is seen from above alone, so a point higher than the camera is on none.
-        up_m = (seen_up_m, 0.0) if seen_up_m < camera.height_m else (0.0,)
+        up_m = (seen_up_m, 0.0)  # on stairs or a floor; or on a wall that rises from the own floor
     else:
         return None
     distance_m = math.hypot(forward_m, left_m)

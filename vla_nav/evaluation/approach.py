@@ -2,7 +2,7 @@
 
     target --snapped to the floor--> shortest path --cut at the reach--> pieces of one step
                                                                           + turns on the spot
-         x target             F  one step's length of the path, or less at its end
+         x target             F  a step's length of the path, in equal pieces
         /                     L  charged wherever half a turn has gathered; a bend of so much ends
        F                         a piece, so corners are not cut
       F
@@ -39,6 +39,9 @@ EXECUTIONS = {
     "action charged per step length and turn; chance and the expert by primitive actions",
 }
 _NOTHING_M = 1e-3
+_BESIDE_M = 0.1
+_SLACK = 0.1  # of a step, or of the reach: so much more is walked rather than left over
+_AS_MEANT_M = 0.1  # a floor so near to what was asked for needs no comparison with others
 
 
 class Call(NamedTuple):
@@ -70,27 +73,37 @@ def execution_text(execution: str, records: Sequence[Mapping[str, Any]]) -> str:
 def approach(
     target: Target, pose: Pose, *, scene: str, body: Embodiment
 ) -> Generator[Call, Any, Walk | None]:
-    """Ask the host for the way from `pose` to `target`; None where there is none."""
-    sin, cos = math.sin(pose.yaw_rad), math.cos(pose.yaw_rad)
+    """Ask the host for the way from `pose` to `target`; None where there is none.
+
+    Of the floors at the target's heights the one is taken that lies least aside of it and is
+    reached with the least detour: a pixel on a wall means the floor before it, not one behind.
+    """
     x, y, z = pose.position
+    sin, cos = math.sin(pose.yaw_rad), math.cos(pose.yaw_rad)
     place_x = x - target.forward_m * sin - target.left_m * cos
     place_z = z - target.forward_m * cos + target.left_m * sin
-    for up_m in target.up_m:
+    best: tuple[float, np.ndarray] | None = None
+    for up_m in dict.fromkeys(target.up_m):
         goal = yield Call("snap", {"scene": scene, "point": [place_x, y + up_m, place_z]})
         if goal is None:
             continue
         path = yield Call("shortest_path", {"scene": scene, "start": [x, y, z], "goal": list(goal)})
         if not math.isfinite(path["distance_m"]):
             continue
-        points = np.asarray(path["points"], np.float64).reshape(-1, 3)
-        points = np.concatenate([[pose.position], points[1:-1], [goal]])
-        done = walk(points, pose, yaw_rad=target.yaw_rad, reach_m=target.reach_m, body=body)
-        floor = yield Call("snap", {"scene": scene, "point": list(done.poses[-1].position)})
-        if floor is None:
-            return done
-        last = Pose(tuple(map(float, floor)), done.poses[-1].rotation)
-        return done._replace(poses=(*done.poses[:-1], last))
-    return None
+        aside_m = math.hypot(goal[0] - place_x, goal[2] - place_z)
+        detour_m = max(0.0, path["distance_m"] - math.dist(pose.position, goal))
+        if best is None or aside_m + detour_m < best[0]:
+            best = aside_m + detour_m, _corners(path["points"], pose.position, goal)
+        if aside_m + detour_m < _AS_MEANT_M:
+            break
+    if best is None:
+        return None
+    done = walk(best[1], pose, yaw_rad=target.yaw_rad, reach_m=target.reach_m, body=body)
+    floor = yield Call("snap", {"scene": scene, "point": list(done.poses[-1].position)})
+    if floor is None:
+        return done
+    last = Pose(tuple(map(float, floor)), done.poses[-1].rotation)
+    return done._replace(poses=(*done.poses[:-1], last))
 
 
 def walk(
@@ -133,41 +146,57 @@ def walk(
     return Walk(tuple(primitives), tuple(poses), False)
 
 
+def _corners(points: np.ndarray, start: Sequence[float], goal: Sequence[float]) -> np.ndarray:
+    """The path between exactly these ends. A corner beside an end is where a backend looked from
+    (a cell's centre, a hair off the wall), and would be walked to and fro."""
+    inner = np.asarray(points, np.float64).reshape(-1, 3)[1:-1]
+    ends = np.array([start, goal], np.float64)
+    away = np.linalg.norm(inner[:, None] - ends[None], axis=2).min(axis=1)  # (P - 2,)
+    return np.concatenate([ends[:1], inner[away > _BESIDE_M], ends[1:]])
+
+
 def _pieces(
     points: np.ndarray, *, reach_m: float, step_m: float, turn_rad: float
 ) -> tuple[list[tuple[float, float, float]], bool]:
-    """Ends of the pieces of a polyline, and whether they come to its end within `reach_m`."""
+    """Ends of the pieces of a polyline, and whether they come to its end.
+
+    Lengths are horizontal, as those of MOVE_FORWARD are on stairs. Pieces are equal where no bend
+    ends one, and at most a tenth longer than a step.
+    """
+    points = np.asarray(points, np.float64)
+    legs = np.diff(points[:, [0, 2]], axis=0)
+    lengths = np.linalg.norm(legs, axis=1)  # (P - 1,)
+    is_whole = float(lengths.sum()) <= reach_m * (1 + _SLACK)
+    left_m = float(lengths.sum()) if is_whole else reach_m
+    if left_m < _NOTHING_M:
+        return [], is_whole
+    step_m = left_m / max(1, math.ceil(left_m / step_m - _SLACK))
     places: list[tuple[float, float, float]] = []
-    left_m, piece_m = reach_m, step_m  # to go in all, and in this piece
-    at = np.asarray(points[0], np.float64)
-    since: float | None = None  # heading at the beginning of this piece
-    for point in np.asarray(points[1:], np.float64):
-        leg_m = float(np.linalg.norm(point - at))
+    at, piece_m = points[0], step_m  # piece_m: to go in this piece
+    since: float | None = None  # the heading at this piece's beginning
+    for point, (leg_x, leg_z), leg_m in zip(
+        points[1:], legs.tolist(), lengths.tolist(), strict=True
+    ):
         if leg_m < _NOTHING_M:
             continue
-        heading = math.atan2(-(point[0] - at[0]), -(point[2] - at[2]))
+        heading = math.atan2(-leg_x, -leg_z)
         if since is not None and abs(wrap_angle(heading - since)) >= turn_rad / 2:
             if piece_m < step_m:
                 places.append(_place(at))
             piece_m, since = step_m, None
         since = heading if since is None else since
-        while leg_m > 0:
+        while leg_m > _NOTHING_M and left_m > _NOTHING_M:
             part_m = min(leg_m, piece_m, left_m)
             at = at + (point - at) * (part_m / leg_m)
             leg_m, piece_m, left_m = leg_m - part_m, piece_m - part_m, left_m - part_m
-            if left_m < _NOTHING_M:
-                is_end = leg_m < _NOTHING_M and bool(np.all(point == points[-1]))
-                places.append(_place(at))
-                return places, is_end
             if piece_m < _NOTHING_M:
                 places.append(_place(at))
                 piece_m, since = step_m, heading
-            if leg_m < _NOTHING_M:
-                break
-        at = point
-    if piece_m < step_m and (not places or math.dist(places[-1], at) > _NOTHING_M):
+    if piece_m < step_m:
         places.append(_place(at))
-    return places, True
+    if is_whole and places:
+        places[-1] = _place(points[-1])
+    return places, is_whole
 
 
 def _place(point: np.ndarray) -> tuple[float, float, float]:
