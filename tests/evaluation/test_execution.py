@@ -1,5 +1,6 @@
 """Going to a waypoint along the shortest path: where the agent is carried, what it is charged."""
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from vla_nav.evaluation.approach import Call, approach, walk
 from vla_nav.evaluation.conditions import CONDITIONS, Actor, Instructions
 from vla_nav.evaluation.metrics import SuccessRule
 from vla_nav.evaluation.play import Played, PlaySettings, Unit
+from vla_nav.evaluation.runs import evaluate_from
 from vla_nav.evaluation.slots import Table
 from vla_nav.evaluation.subject import require_execution
 from vla_nav.simulators.client import LocalWorker
@@ -371,3 +373,18 @@ def test_a_space_without_places_is_refused():
         require_execution("geodesic", policy)
     assert require_execution("discrete", policy) == "discrete"
     assert require_execution("geodesic", None) == "geodesic"
+
+
+def test_one_folder_holds_one_execution_and_the_report_says_which(world, tmp_path):
+    options = ("evaluation.rows=[expert]", "evaluation.num_episodes=2")
+    geodesic = evaluate_config(world, tmp_path, *options, "evaluation.execution=geodesic")
+    assert evaluate_from(geodesic) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["run"]["execution"] == "geodesic"
+    assert report["definitions"]["execution"].startswith("geodesic: the network's waypoints")
+    assert "shortest path" in (tmp_path / "report.html").read_text()
+    with pytest.raises(UserError, match="execution was 'geodesic', is now 'discrete'"):
+        evaluate_from(evaluate_config(world, tmp_path, *options))
+    wrong = evaluate_config(world, tmp_path / "x", *options, "evaluation.execution=teleport")
+    with pytest.raises(UserError, match=r"evaluation\.execution 'teleport'.*discrete, geodesic"):
+        evaluate_from(wrong)
