@@ -6,28 +6,17 @@ scene file -> what habitat-sim is told (habitat_scene) -> simulator -+-> sensors
 
 The agent moves by habitat-sim's own controls, from whatever pose is given: a pose holds the very
 numbers the library had (float32), so a walk taken step by step from stored poses is the walk that
-the library's `step` takes. What the library would do to the process or silently is kept away here:
-
-- without a GPU it ends the process: the device is looked for first (`gpu_device_id: null`);
-- a pathfinder without a navigation mesh crashes: a scene is loaded with one, or not at all;
-- a fresh simulator spends seconds on an environment map: image-based lighting is off;
-- one simulator per process, made and used in one thread: an old scene's is closed before the next.
+the library's `step` takes. A scene is loaded with a navigation mesh or not at all, since a query
+without one crashes the process; an old scene's simulator is closed before the next is made: one
+per process, made and used in one thread. More of that kind is in `habitat_library.py`.
 """
 
 from __future__ import annotations
 
-import gc
-import json
 import math
-import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("HABITAT_SIM_LOG", "quiet")
-os.environ.setdefault("MAGNUM_LOG", "quiet")
 
 import habitat_sim
 import magnum
@@ -48,8 +37,9 @@ from vla_nav.episodes.types import (
 from vla_nav.errors import UserError
 from vla_nav.simulators import habitat_navmesh
 from vla_nav.simulators.cameras import check_camera
+from vla_nav.simulators.habitat_library import gpu_device, make_simulator
 from vla_nav.simulators.habitat_navmesh import NavmeshSettings
-from vla_nav.simulators.habitat_scene import HabitatScene, find_scene
+from vla_nav.simulators.habitat_scene import find_scene
 from vla_nav.simulators.habitat_sensors import Sensors, sensor_specs
 from vla_nav.simulators.protocol import GeodesicPath, Motion, Observation
 from vla_nav.simulators.topdown import FloorMap
@@ -58,18 +48,6 @@ Point = tuple[float, float, float]
 
 _SNAP_M = 1.0  # a point farther from the navigation mesh than this is not on it
 _ACTIONS = {MOVE_FORWARD: "move_forward", TURN_LEFT: "turn_left", TURN_RIGHT: "turn_right"}
-_NO_IBL = {"enable_ibl": False, "ibl_blut_filename": "none", "ibl_envmap_filename": "none"}
-
-
-def library_version() -> str:
-    """habitat-sim's version."""
-    return str(habitat_sim.__version__)
-
-
-def gpu_device() -> int:
-    """The first NVIDIA device, or -1 (Mesa's software renderer) where the machine has none."""
-    has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
-    return 0 if has_gpu else -1
 
 
 class HabitatSimulator:
@@ -227,52 +205,20 @@ class HabitatSimulator:
             semantic=self._has_semantic,
         )
         cameras = self.embodiment.cameras
-        body = habitat_sim.AgentConfiguration()
-        body.radius, body.height = self.embodiment.radius_m, self.embodiment.height_m
-        body.sensor_specifications = sensor_specs(cameras, semantic=self._has_semantic)
-        configuration = habitat_sim.Configuration(self._configured(scene), [body])
-        with self._working_folder():
-            self._simulator, reason = _made(configuration)
-        if self._simulator is None:
-            gc.collect()  # what was half made: its context must be gone before the next is made
-            raise UserError(
-                f"{path}: habitat-sim {library_version()} cannot load the scene ({reason}); "
-                "write or download it again, and check its data set's config"
-            )
+        self._simulator = make_simulator(
+            scene,
+            self.embodiment,
+            sensors=sensor_specs(cameras, semantic=self._has_semantic),
+            gpu_device_id=self._gpu_device_id,
+            semantic=self._has_semantic,
+            quiet_folder=None if self._has_ibl else Path(self._folder.name),
+        )
         try:
             habitat_navmesh.ready_navmesh(self._simulator, scene, self.embodiment, self._navmesh)
         except BaseException:
             self._close_library()
             raise
         self._sensors = Sensors(self._simulator, cameras)
-
-    def _configured(self, scene: HabitatScene) -> Any:
-        settings = habitat_sim.SimulatorConfiguration()
-        settings.scene_id = scene.scene_id
-        if scene.dataset is not None:
-            settings.scene_dataset_config_file = scene.dataset
-        settings.gpu_device_id = self._gpu_device_id
-        settings.allow_sliding = self.embodiment.is_sliding
-        settings.enable_physics = False
-        settings.load_semantic_mesh = self._has_semantic
-        settings.random_seed = 0
-        return settings
-
-    @contextmanager
-    def _working_folder(self) -> Iterator[None]:
-        """A working folder whose `data/` turns image-based lighting off, where that is wanted."""
-        if self._has_ibl:
-            yield
-            return
-        before = os.getcwd()
-        data = Path(self._folder.name) / "data"
-        data.mkdir(exist_ok=True)
-        (data / "default.pbr_config.json").write_text(json.dumps(_NO_IBL), encoding="utf-8")
-        os.chdir(self._folder.name)
-        try:
-            yield
-        finally:
-            os.chdir(before)
 
     def _close_library(self) -> None:
         if self._simulator is not None:
@@ -308,14 +254,6 @@ class HabitatSimulator:
         if self._pose is None:
             raise RuntimeError("the agent is nowhere yet; call load_scene and reset first")
         return self._pose
-
-
-def _made(configuration: Any) -> tuple[Any, str]:
-    """The library's simulator, or None and why; no exception leaves, which would keep it alive."""
-    try:
-        return habitat_sim.Simulator(configuration), ""
-    except (AssertionError, RuntimeError, ValueError) as error:
-        return None, " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _is_finite(point: Point) -> bool:

@@ -65,13 +65,13 @@ def ready_navmesh(
                 return
         if settings.choice == "file":
             raise UserError(
-                f"{scene.scene_id}: no navigation mesh beside it; download the scene with its "
+                f"{scene.path}: no navigation mesh beside it; download the scene with its "
                 ".navmesh, or set simulators.options.navmesh=recompute"
             )
     is_built = simulator.recompute_navmesh(pathfinder, _wanted(scene, body, settings))
     if not is_built or not pathfinder.is_loaded or not pathfinder.navigable_area > 0:
         raise UserError(
-            f"{scene.scene_id}: no floor for an agent of radius {body.radius_m:g} m and height "
+            f"{scene.path}: no floor for an agent of radius {body.radius_m:g} m and height "
             f"{body.height_m:g} m; check the scene, its up axis (simulators.options.up_axis) and "
             "simulators.embodiment"
         )

@@ -42,11 +42,13 @@ _SEARCHED_FOLDERS = 4  # a set's config lies at most this many folders above its
 class HabitatScene:
     """What habitat-sim is told.
 
-    scene_id, dataset: of its simulator configuration; dataset None means no config. navmesh: an
-    existing file, or None. convention: which of the table above, by a word. has_objects: the scene
-    is furnished with objects that a navigation mesh must walk around.
+    path: the file that was asked for. scene_id, dataset: of its simulator configuration; dataset
+    None means no config. navmesh: an existing file, or None. convention: which of the table above,
+    by a word. has_objects: the scene is furnished with objects that a navigation mesh must walk
+    around.
     """
 
+    path: str
     scene_id: str
     dataset: str | None
     navmesh: str | None
@@ -70,6 +72,7 @@ def find_scene(
     Raises `UserError` for a missing, damaged or unknown file.
     """
     path = Path(path).absolute()
+    given = str(path)
     if up_axis not in UP_AXES:
         raise unknown_name("simulators.options.up_axis", str(up_axis), UP_AXES)
     if dataset is not None and not Path(dataset).is_file():
@@ -87,29 +90,28 @@ def find_scene(
                 "simulators.options.scene_dataset to the data set's config file"
             )
         return HabitatScene(
-            str(path), str(Path(config).absolute()), _navmesh(path, stem), "instance", True
+            given, given, str(Path(config).absolute()), _navmesh(path, stem), "instance", True
         )
     if path.name.endswith(STAGE):
-        return HabitatScene(str(path), _absolute(dataset), _navmesh(path, stem), "stage_config")
+        return HabitatScene(given, given, _absolute(dataset), _navmesh(path, stem), "stage_config")
     navmesh = _navmesh(path, stem)
     if _is_hm3d(path, stem):
         config = dataset or _nearest_dataset(path, "hm3d")
-        scene_id = str(path)
+        scene_id = given
         if config is None and up_axis == "y":
             scene_id = _write_stage(path, "y", Path(folder), semantic=semantic)
-        return HabitatScene(scene_id, _absolute(config), navmesh, "hm3d")
+        return HabitatScene(given, scene_id, _absolute(config), navmesh, "hm3d")
     if dataset is not None:
-        return HabitatScene(str(path), _absolute(dataset), navmesh, "dataset")
+        return HabitatScene(given, given, _absolute(dataset), navmesh, "dataset")
     beside = path.with_name(f"{stem}{STAGE}")
     if up_axis == "auto" and beside.is_file():
-        return HabitatScene(str(beside), None, navmesh, "stage_config")
+        return HabitatScene(given, str(beside), None, navmesh, "stage_config")
     convention = _z_up_set(path, stem)
     up = up_axis if up_axis != "auto" else ("z" if convention else "y")
     if up == "z" and path.suffix.lower() == ".glb" and (convention or not has_bare_surfaces(path)):
-        return HabitatScene(str(path), None, navmesh, convention or "bare")  # its own reading
-    return HabitatScene(
-        _write_stage(path, up, Path(folder), semantic=semantic), None, navmesh, convention or "bare"
-    )
+        return HabitatScene(given, given, None, navmesh, convention or "bare")  # its own reading
+    written = _write_stage(path, up, Path(folder), semantic=semantic)
+    return HabitatScene(given, written, None, navmesh, convention or "bare")
 
 
 def _stem(path: Path) -> str:

@@ -102,7 +102,8 @@ def make_host(backend: str) -> Any:
         from vla_nav.simulators.host import Host
 
         try:
-            from vla_nav.simulators.habitat import HabitatSimulator, library_version
+            from vla_nav.simulators.habitat import HabitatSimulator
+            from vla_nav.simulators.habitat_library import library_version
         except ImportError as error:
             reason = " ".join(str(error).split())
             raise SystemExit(f"{sys.executable} cannot import habitat-sim ({reason})") from None
