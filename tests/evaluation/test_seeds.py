@@ -1,46 +1,12 @@
 """Several seeds: the same episodes, sampled anew, a folder each, one line of a comparison."""
 
 import json
-from pathlib import Path
 
 import pytest
 from worlds import SMALL_CAMERA, evaluate_config, results_of, run_command
 
-from vla_nav.actions import DiscreteSpace
 from vla_nav.errors import UserError
 from vla_nav.evaluation.runs import evaluate_from
-from vla_nav.evaluation.setup import embodiment_of
-from vla_nav.models.assembly import ModelConfig, assemble
-from vla_nav.models.checkpoint import save_policy
-from vla_nav.models.prompt import Layout
-from vla_nav.vision.encoder import TimmEncoder
-
-
-@pytest.fixture(scope="module")
-def policy(world, tmp_path_factory):
-    """A policy folder: random weights, primitive actions and the body of the small world."""
-    body = embodiment_of(evaluate_config(world, Path("unused"))["simulators"])
-    options = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 2048,
-    }
-    config = ModelConfig(backbone={"family": "qwen3", "options": options})
-    encoder = {"name": "resnet10t", "image_size": 32, "num_tokens": 1, "feature_index": 1}
-    assembled = assemble(
-        config,
-        action_space=DiscreteSpace(),
-        embodiment=body,
-        layout=Layout("full", "hidden"),
-        encoder=TimmEncoder(**encoder),
-    )
-    folder = tmp_path_factory.mktemp("policy")
-    save_policy(folder, assembled, config, encoder=encoder, data={})
-    return folder
 
 
 def overrides(policy, *more):
@@ -58,7 +24,7 @@ def walks(folder):
     return {key: record["primitives"] for key, record in results_of(folder).items()}
 
 
-def test_seeds_sample_the_same_episodes_anew_and_the_same_seed_alike(world, policy, tmp_path):
+def test_seeds_sample_the_same_episodes_anew_and_the_same_seed_alike(world, tiny_policy, tmp_path):
     found = {}
     for name, seed, temperature in (
         ("a", 1, 1.0),
@@ -68,7 +34,7 @@ def test_seeds_sample_the_same_episodes_anew_and_the_same_seed_alike(world, poli
         ("greedy2", 2, 0.0),
     ):
         more = [f"seed={seed}", f"evaluation.temperature={temperature}"]
-        config = evaluate_config(world, tmp_path / name, *overrides(policy, *more))
+        config = evaluate_config(world, tmp_path / name, *overrides(tiny_policy, *more))
         assert evaluate_from(config) == 0
         found[name] = walks(tmp_path / name)
     assert found["a"].keys() == found["b"].keys()
@@ -90,13 +56,13 @@ def test_another_selection_is_asked_for_by_its_own_seed(world, tmp_path):
     assert chosen[0] != chosen[1]
 
 
-def test_a_temperature_below_zero_is_named(world, policy, tmp_path):
-    cold = overrides(policy, "evaluation.temperature=-1.0")
+def test_a_temperature_below_zero_is_named(world, tiny_policy, tmp_path):
+    cold = overrides(tiny_policy, "evaluation.temperature=-1.0")
     with pytest.raises(UserError, match=r"evaluation\.temperature=-1\.0: allowed: 0 and more"):
         evaluate_from(evaluate_config(world, tmp_path, *cold))
 
 
-def test_a_sweep_over_seeds_is_one_line_of_a_comparison(world, policy, tmp_path):
+def test_a_sweep_over_seeds_is_one_line_of_a_comparison(world, tiny_policy, tmp_path):
     sweep = [
         "-m",
         "seed=0,1,2",
@@ -107,7 +73,7 @@ def test_a_sweep_over_seeds_is_one_line_of_a_comparison(world, policy, tmp_path)
         "evaluation.num_threads=1",
         SMALL_CAMERA,
     ]
-    assert run_command("evaluate", *overrides(policy, *sweep)) == 0
+    assert run_command("evaluate", *overrides(tiny_policy, *sweep)) == 0
     compare = [f"compare.runs=[{tmp_path}/sweep]", f"paths.output_dir={tmp_path}/out"]
     assert run_command("compare", *compare) == 0
     content = json.loads((tmp_path / "out" / "compare.json").read_text())

@@ -201,6 +201,34 @@ def test_a_task_on_its_own_data_needs_no_override(world, tmp_path):
         )
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("config", r"the policy was trained under other conditions .*turn_deg 30\.0 != 15\.0"),
+        ("checkpoint", r"task r2r_ce: turn_deg 15\.0 != 30\.0.*data r2r_ce: turn_deg 15\.0 != 30"),
+    ],
+)
+def test_a_checkpoint_of_another_body_is_refused_whichever_body_is_asked_for(
+    world, tiny_policy, tmp_path, body, said
+):
+    config = composed(
+        "r2r_ce",
+        f"data.path={world}",
+        f"data.episodes={r2r_like(world, tmp_path)}",
+        "data.ground_truth=null",
+        f"paths.output_dir={tmp_path}/out",
+        f"checkpoint={tiny_policy}",
+        "evaluation.rows=[policy]",
+        "evaluation.decision=primitive",
+        f"evaluation.embodiment={body}",
+        "evaluation.num_threads=1",
+        "num_workers=0",
+    )
+    with pytest.raises(UserError, match=said):
+        evaluate_from(config)
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_command_refuses_a_changed_task_in_one_line(world, tmp_path, capsys):
     code = run_command(
         "evaluate",
