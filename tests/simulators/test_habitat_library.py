@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import time
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from mesh_scenes import SceneBuilder, embodiment, two_floors_with_stairs
 from vla_nav.episodes.types import MOVE_FORWARD, TURN_LEFT, TURN_RIGHT, Camera, Pose
 from vla_nav.errors import UserError
 from vla_nav.simulators.agent import ExpertSettings
-from vla_nav.simulators.client import WorkerFaultError
+from vla_nav.simulators.client import WorkerDiedError, WorkerFaultError
 from vla_nav.simulators.mesh import MeshSimulator
 from vla_nav.simulators.opening import SimulatorSetup
 
@@ -350,3 +351,20 @@ def test_semantic_ids_are_those_of_the_mesh_simulator(simulator, tmp_path):
                 assert same.mean() > 0.98, (name, yaw, camera)  # edges fall on either side
         if table is not None:
             assert {7, 65000} & set(np.unique(theirs.semantic["front"]))
+
+
+def test_a_killed_worker_is_explained_as_killed_and_comes_back(scenes):
+    """What the library prints for every scene is not taken for the reason."""
+    simulator = setup().opened(BODY)
+    try:
+        simulator.load_scene(scenes["room"])
+        simulator.reset(Pose.from_yaw((2.0, 0.0, 2.0), 0.0))
+        image = simulator.observe().rgb["front"].tobytes()
+        os.kill(simulator._worker.pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match=r"(code -9|its input) \(the process was killed"):
+            simulator.observe()
+        simulator.revive()
+        simulator.reset(Pose.from_yaw((2.0, 0.0, 2.0), 0.0))
+        assert simulator.observe().rgb["front"].tobytes() == image
+    finally:
+        simulator.close()

@@ -27,7 +27,7 @@ from vla_nav.episodes.types import Embodiment, Pose
 from vla_nav.errors import UserError
 from vla_nav.simulators import plain
 from vla_nav.simulators.agent import ExpertSettings, Outcome
-from vla_nav.simulators.habitat_faults import explain
+from vla_nav.simulators.habitat_faults import explain, without_noise
 from vla_nav.simulators.protocol import GeodesicPath, Motion, Observation
 from vla_nav.simulators.topdown import FloorMap
 from vla_nav.simulators.worker import PROTOCOL_VERSION, answer, make_host, read_frame, write_frame
@@ -189,6 +189,7 @@ class WorkerProcess:
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - 2000))
         lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
+        lines = without_noise(lines)
         last = f": {lines[-1]}" if lines else ""
         text = f"simulator worker {self._process.pid} {what}{last}"
         if self._backend != "habitat":

@@ -118,6 +118,12 @@ FAULTS: tuple[tuple[str, Fault], ...] = (
 )  # fmt: skip
 
 
+def without_noise(lines: list[str]) -> list[str]:
+    """Lines of standard error without those of the environment map that we turn off (named
+    `none`, see `habitat_library.py`): the library calls it an error for every scene."""
+    return [line for line in lines if not re.search(r"format of none$|named `none` not", line)]
+
+
 def explain(text: str, code: int | None = None) -> Fault | None:
     """The known failure behind a text of standard error or an exception, or None.
 
