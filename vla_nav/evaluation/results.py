@@ -14,7 +14,7 @@ of the file system see to both, over all machines that share the folder:
 
     results-003-of-008.jsonl   exclusive, held by the shard's process
     .writers-of-008-<plan>     shared by all that play one of 8 shards of the same selection
-    .run                       exclusive, for the moment in which run.json is written or compared
+    .run                       exclusive, while run.json is compared or a report is written
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def claim_folder(folder: Path, identity: Mapping[str, Any]) -> None:
     """
     file = folder / "run.json"
     folder.mkdir(parents=True, exist_ok=True)
-    with _open_locked(folder / ".run", fcntl.LOCK_EX):
+    with locked_run(folder):
         if not file.exists():
             write_json(file, dict(identity))
             return
@@ -60,6 +60,18 @@ def claim_folder(folder: Path, identity: Mapping[str, Any]) -> None:
                 f"{file}: the results there are of another run ({name} was {before.get(name)!r}, "
                 f"is now {identity.get(name)!r}); choose another paths.output_dir or delete it"
             )
+
+
+@contextmanager
+def locked_run(folder: Path) -> Iterator[None]:
+    """Hold the files that belong to the whole run; waits for whoever holds them."""
+    file = folder / ".run"
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _is_locked(descriptor, fcntl.LOCK_EX, file)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class ResultsFile:
@@ -167,16 +179,6 @@ def _join_writers(folder: Path, num_shards: int, plan: str) -> int:
                 f"or give its evaluation.num_shards={count}, rows and num_episodes"
             )
     return descriptor
-
-
-@contextmanager
-def _open_locked(file: Path, operation: int) -> Iterator[None]:
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        _is_locked(descriptor, operation, file)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _is_locked(descriptor: int, operation: int, file: Path) -> bool:

@@ -35,6 +35,7 @@ from vla_nav.evaluation.results import (
     Key,
     ResultsFile,
     claim_folder,
+    locked_run,
     missing,
     read_results,
 )
@@ -186,18 +187,19 @@ def _conclude(
         )
         return DONE
     wanted = set(expected)
-    write_report(
-        folder,
-        [record for key, record in records.items() if key in wanted],
-        rows=[row.name for row in rows],
-        num_expected=len(selection),
-        flag_policy=config["evaluation"]["flag_policy"],
-        seed=config["seed"],
-        facts=identity,
-        timing=total(read_timings(folder)),
-        batching=_batching(folder, config, rows, records, num_replays),
-        languages=count_languages(selection),
-    )
+    with locked_run(folder):  # the last two shards may end at once
+        write_report(
+            folder,
+            [record for key, record in records.items() if key in wanted],
+            rows=[row.name for row in rows],
+            num_expected=len(selection),
+            flag_policy=config["evaluation"]["flag_policy"],
+            seed=config["seed"],
+            facts=identity,
+            timing=total(read_timings(folder)),
+            batching=_batching(folder, config, rows, records, num_replays),
+            languages=count_languages(selection),
+        )
     return INCOMPLETE if own_missing else DONE
 
 

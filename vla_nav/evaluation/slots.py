@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from vla_nav.actions.targets import Target, target_of
 from vla_nav.actions.types import Action, ActionSpace
 from vla_nav.episodes.types import STOP, Episode
 from vla_nav.evaluation.conditions import Actor, Instructions, chance_decision
+from vla_nav.evaluation.lane_queues import LaneQueues, Turn
 from vla_nav.evaluation.play import Call, Notes, Played, PlaySettings, Script, Unit, script
 from vla_nav.evaluation.rollout import Decide
 from vla_nav.evaluation.throughput import Timing
@@ -106,14 +106,16 @@ class Table:
         self._slots: dict[int, _Slot] = {}
         self._waiting: dict[int, Decide] = {}
         self._num_outstanding = 0
-        self._queues: list[deque[tuple[Unit, int]]] = []
+        self._queues = LaneQueues((), num_lanes=pool.num_lanes, max_scenes=pool.max_scenes)
         self.timing = Timing()
 
     def play(self, units: Sequence[Unit]) -> Iterator[Played | Crashed]:
         """Play every unit, yielding each as it ends."""
         begun = time.perf_counter()
         self.timing.began_s = time.time()
-        self._queues = self._deal(units)
+        self._queues = LaneQueues(
+            units, num_lanes=self._pool.num_lanes, max_scenes=self._pool.max_scenes
+        )
         with _prompt_threads():
             for number in range(self._num_slots):
                 self._begin(number)
@@ -142,16 +144,6 @@ class Table:
         timing.simulators_s, timing.peak_worker_mib = pool.busy_s, pool.peak_resident_mib
         timing.num_restarts, timing.num_recycles = pool.num_restarts, pool.num_recycles
 
-    def _deal(self, units: Sequence[Unit]) -> list[deque[tuple[Unit, int]]]:
-        """A queue per lane: whole scenes to the shortest queue, so each is loaded once."""
-        by_scene: dict[str, list[Unit]] = {}
-        for unit in units:
-            by_scene.setdefault(unit.episode.scene_id, []).append(unit)
-        queues: list[deque[tuple[Unit, int]]] = [deque() for _ in range(self._pool.num_lanes)]
-        for group in sorted(by_scene.values(), key=len, reverse=True):
-            min(queues, key=len).extend((unit, 1) for unit in group)
-        return queues
-
     def _seat(self, number: int) -> None:
         """Give a free slot its next unit; those of an outgrown worker wait until all are free."""
         lane, num_lanes = number % self._pool.num_lanes, self._pool.num_lanes
@@ -166,11 +158,12 @@ class Table:
     def _begin(self, number: int) -> None:
         """Give a free slot the next unit of its lane, or of the longest queue."""
         lane = number % self._pool.num_lanes
-        queue = self._queues[lane] or max(self._queues, key=len)
-        if not queue or not self._is_loadable(lane, queue[0][0].episode.scene_id):
+        in_use = {slot.unit.episode.scene_id for slot in self._slots.values() if slot.lane == lane}
+        turn = self._queues.take(lane, in_use)
+        if turn is None:
             return
-        unit, attempts = queue.popleft()
-        notes = Notes(attempts=attempts, is_filmed=self._is_filmed(unit))
+        unit = turn.unit
+        notes = Notes(attempts=turn.attempt, is_filmed=self._is_filmed(unit))
         self._slots[number] = _Slot(
             number,
             lane,
@@ -186,11 +179,6 @@ class Table:
             ),
         )
         self._advance(self._slots[number], None)
-
-    def _is_loadable(self, lane: int, scene_id: str) -> bool:
-        """Whether an episode there would not push a scene that is in use out of the worker."""
-        used = {slot.unit.episode.scene_id for slot in self._slots.values() if slot.lane == lane}
-        return scene_id in used or len(used) < self._pool.max_scenes
 
     def _advance(self, slot: _Slot, answer: Any) -> Played | None:
         """Hand a slot its answer and pass on what it asks for next; the episode at its end."""
@@ -304,7 +292,7 @@ class Table:
         attempts = slot.notes.attempts + isinstance(answer.error, WorkerDiedError)
         crashed = Crashed(slot.unit, str(answer.error)) if attempts > MAX_ATTEMPTS else None
         if crashed is None:
-            self._queues[slot.lane].appendleft((slot.unit, attempts))
+            self._queues.put_back(slot.lane, Turn(slot.unit, attempts))
         self._seat(slot.number)
         return crashed
 

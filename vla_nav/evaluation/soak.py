@@ -8,6 +8,9 @@
     leaked   processes that carry the run's mark in their environment after its end
     lost     expected keys without a line; no key can stand there twice (`read_results`)
 
+An episode over which two workers died in a row is marked and left to a second start of the same
+command, as in any evaluation; the verdict says how many starts there were.
+
 Scenes are kept up to a number, so a run must load more of them early than a worker keeps.
 """
 
@@ -27,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vla_nav.evaluation.results import read_results
+from vla_nav.evaluation.runs import INCOMPLETE
 from vla_nav.evaluation.throughput import read_timings, total
 from vla_nav.simulators.memory import resident_mib
 
@@ -34,6 +38,7 @@ FLATNESS = 0.05
 _MARK = "VLA_NAV_SOAK_RUN"
 _EVERY_S = 0.2
 _EARLY, _LATE = (0.4, 0.6), (0.8, 1.0)  # of the episodes: where memory is compared
+_GROWN_UP_S = 2.0  # younger workers are still loading what the last kill has cost
 _ENDING_S = 10.0  # in which the last process must have gone
 
 
@@ -51,6 +56,7 @@ class Observed:
     """What the watch over one run saw."""
 
     exit_code: int = -1
+    num_starts: int = 1
     seconds: float = 0.0
     num_kills: int = 0
     pids: set[int] = field(default_factory=set)
@@ -68,16 +74,18 @@ def watch(
     rng = random.Random(seed)
     mark = uuid.uuid4().hex
     begun = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vla_nav.commands.cli", "evaluate", *overrides],
-        env={**os.environ, _MARK: mark},
-    )
+    command = [sys.executable, "-m", "vla_nav.commands.cli", "evaluate", *overrides]
+    environment = {**os.environ, _MARK: mark}
+    process = subprocess.Popen(command, env=environment)
     observed = Observed()
+    first_seen: dict[int, float] = {}
     due = [round(num_lines * (number + 0.5) / num_kills) for number in range(num_kills)]
     spared: int | None = None
     while process.poll() is None:
         time.sleep(_EVERY_S)
         workers = _children(process.pid)
+        now = time.monotonic()
+        first_seen = {pid: first_seen.get(pid, now) for pid in workers}
         observed.pids |= set(workers)
         spared = spared if spared is not None or not workers else min(workers)
         lines = sum(path.read_bytes().count(b"\n") for path in folder.glob("results-*.jsonl"))
@@ -86,12 +94,16 @@ def watch(
             observed.samples.append(
                 Sample(lines, resident_mib(process.pid), resident_mib(spared), files)
             )
-        targets = [pid for pid in workers if pid != spared]
+        targets = [p for p in workers if p != spared and now - first_seen[p] >= _GROWN_UP_S]
         if due and lines >= due[0] and targets:
             due.pop(0)
             os.kill(rng.choice(targets), signal.SIGKILL)
             observed.num_kills += 1
-    observed.exit_code, observed.seconds = process.returncode, time.monotonic() - begun
+    observed.exit_code = process.returncode
+    if observed.exit_code == INCOMPLETE:
+        observed.num_starts = 2
+        observed.exit_code = subprocess.run(command, env=environment).returncode
+    observed.seconds = time.monotonic() - begun
     deadline = time.monotonic() + _ENDING_S
     while (leaked := _marked(mark)) and time.monotonic() < deadline:
         time.sleep(_EVERY_S)
@@ -119,6 +131,7 @@ def verdict(observed: Observed, folder: Path, *, num_lines: int) -> dict[str, An
     return {
         "episodes": len(records),
         "expected": num_lines,
+        "starts": observed.num_starts,
         "kills": observed.num_kills,
         "restarts": timing.num_restarts,
         "played_again": sum(record["attempts"] > 1 for record in records.values()),
