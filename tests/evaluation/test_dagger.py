@@ -25,7 +25,7 @@ from vla_nav.actions import WaypointSpace
 from vla_nav.actions.decisions import DecisionRule, cut
 from vla_nav.actions.types import Action, Stop, Waypoint
 from vla_nav.episodes.lerobot_reader import LeRobotDataset
-from vla_nav.episodes.rollouts import rollout
+from vla_nav.episodes.rollouts import further_walk
 from vla_nav.episodes.types import STOP, Goal
 from vla_nav.errors import UserError
 from vla_nav.evaluation.dagger import ABOUT, Mixture, record_rollouts
@@ -62,7 +62,7 @@ def episodes(config):
     """Rollouts of the first round of the five episodes of the first house."""
     everything = episodes_of(config)[0]
     here = [e for e in everything if e.scene_id == everything[0].scene_id]
-    return [rollout(episode, 1, {}) for episode in here]
+    return [further_walk(episode, 1) for episode in here]
 
 
 class Wanderer:

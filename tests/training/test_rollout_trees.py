@@ -18,7 +18,7 @@ from vla_nav.actions.waypoint import WaypointSpace
 from vla_nav.episodes.frames import frame_key
 from vla_nav.episodes.lerobot_reader import LeRobotDataset
 from vla_nav.episodes.lerobot_writer import LeRobotWriter
-from vla_nav.episodes.rollouts import rollout
+from vla_nav.episodes.rollouts import further_walk
 from vla_nav.episodes.types import (
     MOVE_FORWARD,
     STOP,
@@ -108,7 +108,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             embodiment=body(IMAGE_PX),
         )
         *expert, first = walk(rng, bare, None, turns=1, by_policy=False)
-        *other, _ = walk(rng, rollout(bare, 1, {}), first, turns=2, by_policy=True)
+        *other, _ = walk(rng, further_walk(bare, 1), first, turns=2, by_policy=True)
         experts.append(expert)
         walks.append(other)
     for split, chosen in (("expert", experts), ("both", [*experts, *walks]), ("policy", walks)):

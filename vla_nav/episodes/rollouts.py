@@ -11,26 +11,24 @@ All of them begin at the same pose with the same instruction, so they are branch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from vla_nav.episodes.types import Episode
 
 ROLLOUT_OF = "rollout_of"  # metadata: the id of the episode that this is a further walk of
 
 
-def rollout(episode: Episode, round_number: int, about: Mapping[str, Any]) -> Episode:
-    """An unrecorded further walk of `episode`; `about` is added to its metadata.
+def further_walk(episode: Episode, round_number: int) -> Episode:
+    """`episode`, not yet recorded, as the walk of that round.
 
-    >>> rollout(episode_12, 1, {}).episode_id
+    >>> further_walk(episode_12, 1).episode_id
     '12@1'
     """
     name = original_id(episode)
     return replace(
         episode,
         episode_id=f"{name}@{round_number}",
-        metadata={**episode.metadata, ROLLOUT_OF: name, **about},
+        metadata={**episode.metadata, ROLLOUT_OF: name},
         steps=(),
     )
 

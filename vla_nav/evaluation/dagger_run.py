@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vla_nav.episodes.lerobot_reader import LeRobotDataset
-from vla_nav.episodes.rollouts import rollout
+from vla_nav.episodes.rollouts import further_walk
 from vla_nav.episodes.types import Episode
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.evaluation.dagger import Mixture
@@ -87,7 +87,7 @@ def dagger_of(config: Mapping[str, Any], settings: RecordSettings) -> Dagger | N
 
 def rollouts_of(episodes: Sequence[Episode], dagger: Dagger) -> list[Episode]:
     """The walks to record: one of each episode, named by the round."""
-    return [rollout(episode, dagger.mixture.round, {}) for episode in episodes]
+    return [further_walk(episode, dagger.mixture.round) for episode in episodes]
 
 
 def kept_of(
