@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +39,13 @@ WORDS = {
     "no habitat-sim": "ModuleNotFoundError: No module named 'habitat_sim'",
     "packages": "ModuleNotFoundError: No module named 'msgpack'",
     "numpy": "A module that was compiled using NumPy 1.x cannot be run in NumPy 2.0.2",
-    "scene path": "scene 'data/scene_datasets/mp3d/17DRP5sb8fy/17DRP5sb8fy.glb' is missing",
+    "scene path": "ESP_CHECK failed: No Stage Attributes exists for requested scene "
+    "'data/scene_datasets/mp3d/a/a.glb' in currently specified Scene Dataset `default`.",
+    "no scene": "ESP_CHECK failed: No Stage Attributes exists for requested scene "
+    "'apt_0' in currently specified Scene Dataset `/d/x.scene_dataset_config.json`.",
+    "scene file": "ESP_CHECK failed: Error loading general mesh data from file 'a.glb'",
+    "navmesh": "ESP_CHECK failed: ::recomputeNavMesh: Unable to compute a navmesh upon "
+    "a non-existent mesh - the underlying joined collision mesh has no vertices.",
 }
 
 
@@ -77,7 +84,8 @@ def test_the_general_words_do_not_hide_the_particular_ones() -> None:
 
 
 def test_unknown_words_are_not_explained_but_signals_are() -> None:
-    assert explain("Traceback: ZeroDivisionError", 1) is None
+    noise = "Trade::AnyImageImporter::openFile(): cannot determine the format of none\n"
+    assert explain(f"{noise}Traceback: ZeroDivisionError", 1) is None
     for code in (signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL):
         fault = explain("", -code)
         assert fault is not None
@@ -169,6 +177,33 @@ class TestWithHabitat:
         assert (probe.code, probe.severity) == ("I414", "error")
         assert "CUDA device" in probe.found
         assert "gpu_device_id=-1" in probe.remedy
+
+    @pytest.mark.slow
+    def test_scenes_that_fail_inside_the_library_have_the_words_of_the_table(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "bad.glb").write_bytes(b"glTF\x02\0\0\0\x14\0\0\0abcdefgh")
+        program = (
+            "import sys, habitat_sim\n"
+            "settings = habitat_sim.SimulatorConfiguration()\n"
+            "settings.gpu_device_id, settings.scene_id = -1, sys.argv[1]\n"
+            "settings.create_renderer = settings.enable_physics = False\n"
+            "body = habitat_sim.AgentConfiguration()\n"
+            "body.sensor_specifications = []\n"
+            "made = habitat_sim.Simulator(habitat_sim.Configuration(settings, [body]))\n"
+            "made.recompute_navmesh(made.pathfinder, habitat_sim.NavMeshSettings())\n"
+        )
+        for scene, name in (
+            ("nowhere.glb", "no scene"),
+            ("data/scene_datasets/mp3d/a/a.glb", "scene path"),
+            ("bad.glb", "scene file"),
+            ("NONE", "navmesh"),
+        ):
+            command = [HABITAT, "-c", program, scene]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+            fault = explain(done.stderr, done.returncode)
+            assert fault is not None, done.stderr
+            assert fault.name == name
 
     def test_a_libegl_without_a_driver_is_named(self, tmp_path: Path) -> None:
         python = fake(

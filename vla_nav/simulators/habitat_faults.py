@@ -95,21 +95,23 @@ FAULTS: tuple[tuple[str, Fault], ...] = (
               "stable channel)"),
     ),
     (
-        r"scene dataset config.*(not found|does not exist)|data/scene_datasets/",
+        r"requested scene 'data/scene_datasets/",
         Fault("scene path", "a scene path still has the prefix data/scene_datasets/",
               "make scene ids relative to the scenes folder (without data/scene_datasets/)"),
     ),
     (
-        r"[Nn]avmesh.*(not loaded|not found|missing|does not exist)|NavMesh has not been",
-        Fault("navmesh", "the scene has no navigation mesh",
-              "put the data set's .navmesh beside the scene, or set "
-              "simulators.options.navmesh=recompute"),
+        r"No Stage Attributes exists for requested scene",
+        Fault("no scene", "the scene, or the scene dataset config that names it, was not found",
+              "check the scenes folder and simulators.options.scene_dataset"),
     ),
     (
-        r"Cannot load (mesh|scene)|file not found|No such file or directory"
-        r"|cannot open file|Trade::.*Importer",
-        Fault("scene file", "a scene file is missing or damaged",
-              "check the scenes folder; download or write the scene again"),
+        r"Error loading general mesh data from file",
+        Fault("scene file", "a scene file is damaged", "download or write the scene again"),
+    ),
+    (
+        r"Unable to compute a navmesh|collision mesh has no vertices",
+        Fault("navmesh", "the scene has no navigation mesh and none can be computed",
+              "put the data set's .navmesh beside the scene, and check that the scene has a floor"),
     ),
     (
         r"Unable to create windowless context|Failed to create OpenGL context|platform current",
