@@ -368,3 +368,54 @@ def test_a_killed_worker_is_explained_as_killed_and_comes_back(scenes):
         assert simulator.observe().rgb["front"].tobytes() == image
     finally:
         simulator.close()
+
+
+def test_a_drive_is_any_turn_and_any_way(in_room):
+    """A step's and a turn's are the primitives; a long one ends at the wall."""
+    pose = in_room.reset(Pose.from_yaw((2.0, 0.0, 2.0), 0.3))
+    assert in_room.drive(pose, 0.25, 0.0) == in_room.move(pose, MOVE_FORWARD)
+    turned, left = in_room.drive(pose, 0.0, math.radians(30)).pose, in_room.move(pose, TURN_LEFT)
+    np.testing.assert_allclose(turned.rotation, left.pose.rotation, atol=1e-6)
+    assert turned.position == left.pose.position
+    far, has_collided = in_room.drive(pose, 1.37, -0.3 - math.pi / 2)  # along +x
+    assert not has_collided
+    np.testing.assert_allclose(far.position, (3.37, pose.position[1], 2.0), atol=1e-5)
+    back, has_collided = in_room.drive(far, -0.3, 0.0)
+    np.testing.assert_allclose(back.position, (3.07, pose.position[1], 2.0), atol=1e-5)
+    assert not has_collided
+    wall, has_collided = in_room.drive(far, 9.0, 0.0)
+    assert has_collided
+    assert 5.6 < wall.position[0] < 5.83
+    assert in_room.observe().pose == pose  # the agent itself has stayed
+
+
+def test_the_body_of_a_public_task_sees_in_four_directions_at_once(scenes):
+    """640 x 480 pixels, a view of 79 degrees, and three more cameras, one of them with depth."""
+    cameras = (
+        Camera("front", 640, 480, 79.0, 0.88, has_depth=True),
+        Camera("up", 64, 48, 79.0, 0.88, pitch_deg=30.0, has_depth=True),
+        Camera("down", 64, 48, 79.0, 0.88, pitch_deg=-30.0),
+        Camera("wide", 120, 40, 120.0, 0.3),
+    )
+    simulator = setup().opened(embodiment(cameras=cameras))
+    try:
+        simulator.load_scene(scenes["room"])
+        simulator.reset(Pose.from_yaw((2.0, 0.0, 2.0), 0.0))
+        seen = simulator.observe()
+    finally:
+        simulator.close()
+    assert {name: image.shape for name, image in seen.rgb.items()} == {
+        "front": (480, 640, 3),
+        "up": (48, 64, 3),
+        "down": (48, 64, 3),
+        "wide": (40, 120, 3),
+    }
+    assert set(seen.depth) == {"front", "up"}
+    # The wall, 2 m away and 2.5 m high, ends 1.62 m above the camera less what it stands too high.
+    top_m = 2.5 - 0.88 - seen.pose.position[1]
+    row = 240 * (1 - top_m / 2.0 / (math.tan(math.radians(79 / 2)) * 480 / 640))
+    hits = np.nonzero(seen.depth["front"][:, 320])[0]
+    assert (row < 0 and hits[0] == 0) or hits[0] == pytest.approx(row, abs=2)
+    # 30 degrees upward the optical axis meets the wall at 2 m / cos 30 along itself.
+    middle = seen.depth["up"][23:25, 31:33].mean()
+    assert middle == pytest.approx(2.0 / math.cos(math.radians(30)), abs=0.03)

@@ -25,6 +25,7 @@ from vla_nav.simulators.client import (
     WorkerDiedError,
     WorkerFaultError,
     WorkerProcess,
+    start_worker,
 )
 from vla_nav.simulators.mesh import MeshSimulator
 from vla_nav.simulators.pool import AgentLostError, SimulatorPool
@@ -146,6 +147,14 @@ def test_behind_the_pipe_is_the_same_simulator(scene, process):
     local = LocalWorker("mesh", BODY, {"cell_m": 0.1})
     assert walk(RemoteSimulator(local, BODY, backend="mesh"), scene) == here
     assert any(motion.has_collided for motion in here[1:19])
+
+
+def test_an_option_of_another_backend_is_named_before_a_scene_is_loaded():
+    for is_local in (True, False):
+        with pytest.raises(
+            UserError, match=r"simulators\.options 'navmesh'.*allowed: cell_m, max_"
+        ):
+            start_worker("mesh", BODY, {"cell_m": 0.1, "navmesh": "auto"}, is_local=is_local)
 
 
 def test_random_points_follow_the_generator(scene, process):

@@ -12,6 +12,7 @@ but a pose and a scene, so it does not notice.
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vla_nav.episodes.types import Embodiment
+from vla_nav.errors import unknown_name
 from vla_nav.simulators import plain
 from vla_nav.simulators.agent import Agent
 from vla_nav.simulators.protocol import Simulator
@@ -71,7 +73,13 @@ class Host:
         return self._max_simulators
 
     def configure(self, embodiment: dict[str, Any], options: dict[str, Any]) -> None:
-        """Set the body and the backend's keyword options; forgets every scene and agent."""
+        """Set the body and the backend's keyword options; forgets every scene and agent.
+
+        Raises `UserError` for an option that the backend does not have."""
+        _, *known = inspect.signature(self._make).parameters  # the first is the body
+        for name in options:
+            if name not in known:
+                raise unknown_name("simulators.options", name, known)
         for simulator in self._simulators.values():
             simulator.close()
         self._embodiment = plain.embodiment_from_plain(embodiment)

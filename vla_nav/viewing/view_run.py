@@ -243,7 +243,8 @@ def _scene_views(
         body = source.facts.embodiment
     setup = SimulatorSetup.of(simulators)
     if run is not None:
-        setup = replace(setup, options=run.facts.get("simulator", {}))
+        backend = run.facts.get("backend", setup.backend)
+        setup = replace(setup, backend=backend, options=run.facts.get("simulator", {}))
     return SceneViews(
         simulator=setup,
         body=body or embodiment_of(simulators),
