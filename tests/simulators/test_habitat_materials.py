@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,28 @@ def test_the_stage_of_a_bare_file_shows_the_copy_and_collides_with_the_file(tmp_
         stage = json.loads(Path(told.scene_id).read_text())
         assert materials(Path(stage["render_asset"])) == [1, 1, 0]
         assert stage["collision_asset"] == str(path)
+
+
+@pytest.mark.habitat
+def test_copies_do_not_pile_up_and_a_closed_worker_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / f"scene{number}.glb" for number in range(3)]
+    for file in files:
+        scene().export(file)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    setup = SimulatorSetup("habitat", {}, os.environ["VLA_NAV_HABITAT_PYTHON"])
+    simulator = setup.opened(Embodiment((), 0.18, 1.5, 30.0, 0.25, True))
+    counts = []
+    try:
+        for file in (*files, *files):
+            simulator.load_scene(str(file))
+            counts.append(len(list((tmp_path / "tmp").rglob("*.glb"))))
+    finally:
+        simulator.close()
+    assert counts == [1] * 6
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @pytest.mark.habitat

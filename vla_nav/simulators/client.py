@@ -104,16 +104,22 @@ class WorkerProcess:
         self._backend, self._timeout_s = backend, timeout_s
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         command = [os.path.expanduser(python or sys.executable), str(_WORKER_FILE), backend]
-        single = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        # It is killed, not asked to leave: what it writes meanwhile is for us to remove.
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="vla_nav_worker_", ignore_cleanup_errors=True
+        )
+        own = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        own["TMPDIR"] = self._folder.name
         try:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env={**os.environ, **single},
+                env={**os.environ, **own},
             )
         except OSError as error:
+            self._folder.cleanup()
             raise UserError(
                 f"simulators.python: cannot start {command[0]} ({error.strerror}); "
                 "give the path of an interpreter that has the backend"
@@ -156,6 +162,7 @@ class WorkerProcess:
             if stream is not None:
                 with suppress(BrokenPipeError):  # bytes that a dead worker never took
                     stream.close()
+        self._folder.cleanup()
 
     def _receive(self) -> Any:
         deadline = time.monotonic() + self._timeout_s

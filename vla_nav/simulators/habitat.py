@@ -14,6 +14,7 @@ per process, made and used in one thread. More of that kind is in `habitat_libra
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,7 @@ class HabitatSimulator:
     def _open(self, path: str) -> None:
         """Make the library's simulator for a scene, with a navigation mesh, or leave none."""
         stages = Path(self._folder.name) / "stages"
+        shutil.rmtree(stages, ignore_errors=True)  # the last scene's, which is closed
         scene = find_scene(
             path,
             folder=stages,
