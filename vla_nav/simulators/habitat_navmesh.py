@@ -126,7 +126,8 @@ def _wanted(scene: HabitatScene, body: Embodiment, settings: NavmeshSettings) ->
     wanted.agent_max_slope = settings.max_slope_deg
     wanted.cell_size = settings.cell_m
     wanted.cell_height = settings.cell_height_m
-    wanted.include_static_objects = scene.has_objects
+    if scene.has_objects:  # versions before 0.3 have no such setting
+        wanted.include_static_objects = True
     return wanted
 
 
