@@ -24,7 +24,12 @@ from vla_nav.training.shapes import FrameTokens
 from vla_nav.tree import PrefixTree
 from vla_nav.verification.drawing_tokens import FRAME, LABEL, POOLED, token_kinds, token_runs
 from vla_nav.verification.drawing_words import Drawing
-from vla_nav.verification.generated import INSTRUCTIONS, plain_embodiment, walked_episode
+from vla_nav.verification.generated import (
+    INSTRUCTIONS,
+    parting_walk,
+    plain_embodiment,
+    walked_episode,
+)
 
 _SUMMARIES = MadeSummaries(num_tokens=8, every=8)
 
@@ -88,7 +93,8 @@ def drawing_of_group(recipe: DrawRecipe, group: list[Episode], *, title: str) ->
 
 
 def _generated(recipe: DrawRecipe) -> list[Episode]:
-    """A walk of an expert that is always obeyed; as a trajectory, under several instructions."""
+    """A walk of an expert that is always obeyed; as a trajectory, under several instructions; as
+    rollouts, with a walk that parts from it halfway."""
     described: dict[str, Any] = recipe.action_space.describe()
     embodiment = plain_embodiment(
         float(described.get("turn_deg", 15.0)),
@@ -105,6 +111,9 @@ def _generated(recipe: DrawRecipe) -> list[Episode]:
     )
     if recipe.group == "episode":
         return [episode]
+    if recipe.group == "rollouts":
+        half, number = recipe.num_steps // 2, _index(recipe.episode) + 1
+        return [episode, parting_walk(episode, number, parts_at=half, seed=recipe.seed)]
     others = [text for text in INSTRUCTIONS if text != episode.instruction]
     return [episode, *(replace(episode, instruction=text) for text in others)]
 
@@ -135,7 +144,9 @@ def _drawn(recipe: DrawRecipe, builder: PromptBuilder, group: list[Episode], tit
         texts[run.start] = _words(builder, run.kind, run.frame, ids)
     instruction = group[0].instruction.strip()
     short = instruction if len(instruction) <= 110 else f"{instruction[:107]}..."
-    others = f" and {len(group) - 1} more instructions" if len(group) > 1 else ""
+    kind = "walk" if recipe.group == "rollouts" else "instruction"
+    plural = "s" if len(group) > 2 else ""
+    others = f" and {len(group) - 1} more {kind}{plural}" if len(group) > 1 else ""
     return Drawing(
         title=f"{title}: “{short}”{others}",
         layout=f"{recipe.layout.name}, supervise {recipe.supervise}",

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from vla_nav.episodes.rollouts import further_walk
 from vla_nav.episodes.types import (
     MOVE_FORWARD,
     STOP,
@@ -93,6 +95,27 @@ def walked_episode(
         steps=tuple(steps),
         metadata={"summaries": {str(t): f"So far {t} steps." for t in range(1, num_steps)}},
     )
+
+
+def parting_walk(episode: Episode, number: int, *, parts_at: int, seed: int) -> Episode:
+    """A further walk of a generated episode, as DAgger records them: the same up to step
+    `parts_at`, where another action is executed and other states follow.
+
+    episode    s0 s1 s2 s3 s4          parts_at 2: labels of s2 are the same, what follows is not
+    walk       s0 s1 s2 t3 t4
+    """
+    assert episode.embodiment is not None
+    other = walked_episode(
+        number, num_steps=len(episode.steps), embodiment=episode.embodiment, seed=seed
+    )
+    here = episode.steps[parts_at]
+    executed = (TURN_RIGHT,) if here.executed != (TURN_RIGHT,) else (TURN_LEFT,)
+    steps = (
+        *episode.steps[:parts_at],
+        replace(here, executed=executed),
+        *other.steps[parts_at + 1 :],
+    )
+    return replace(further_walk(episode, 1), steps=steps)
 
 
 def random_paths(

@@ -28,6 +28,7 @@ from vla_nav.models.prompt import PromptBuilder
 from vla_nav.training.grouping import grouped
 from vla_nav.verification.generated import (
     INSTRUCTIONS,
+    parting_walk,
     plain_embodiment,
     random_paths,
     walked_episode,
@@ -60,7 +61,7 @@ def episode_samples(
     """`num_episodes` trees of the last `max_steps` steps of episodes: recorded ones, evenly spread
     over their split, or generated ones.
 
-    group: episode | trajectory, what one tree is made of (training/grouping.py).
+    group: episode | trajectory | rollouts, what one tree is made of (training/grouping.py).
     Raises `UserError` for a recorded episode without a label.
     """
     if recorded is None:
@@ -118,7 +119,8 @@ def generated_embodiment(space: ActionSpace, *, has_depth: bool) -> Embodiment:
 def _generated(
     builder: PromptBuilder, num_episodes: int, max_steps: int, *, group: str, seed: int
 ) -> Iterator[list[Episode]]:
-    """Walks, each a step shorter than the one before; a trajectory is one walk, told twice."""
+    """Walks, each a step shorter than the one before; a trajectory is one walk, told twice, and
+    rollouts are two walks that part halfway."""
     for number in range(num_episodes):
         episode = walked_episode(
             number,
@@ -130,6 +132,10 @@ def _generated(
         if group == "trajectory":
             other = INSTRUCTIONS[(number + 1) % len(INSTRUCTIONS)]
             episodes.append(replace(episode, episode_id=f"{number}b", instruction=other))
+        elif group == "rollouts":
+            half = len(episode.steps) // 2
+            another = number + num_episodes  # the number of no other walk
+            episodes.append(parting_walk(episode, another, parts_at=half, seed=seed))
         yield episodes
 
 
