@@ -115,7 +115,8 @@ def test_sums_are_not_cut_over_threads_where_outcomes_must_not_depend_on_cores(
 def test_shards_of_one_machine_share_its_gpus(world, policy, tmp_path, monkeypatch, shard, gpu):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4 if shard != 5 else 2)
-    asked = []
+    asked, current = [], []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
 
     def load(folder, *, device):
         asked.append(device)
@@ -125,4 +126,4 @@ def test_shards_of_one_machine_share_its_gpus(world, policy, tmp_path, monkeypat
     cut = ["evaluation.num_shards=8", f"evaluation.shard={shard}", f"checkpoint={policy}"]
     with pytest.raises(UserError, match="far enough"):
         load_subject(evaluate_config(world, tmp_path, *cut), conditions_named(["policy"]))
-    assert asked == [f"cuda:{gpu}"]
+    assert asked == current == [f"cuda:{gpu}"]

@@ -68,6 +68,7 @@ def load_subject(config: Mapping[str, Any], rows: Sequence[Condition]) -> Subjec
         raise UserError("evaluation.device=cuda: there is no CUDA device here; use auto or cpu")
     if device != "cpu" and torch.cuda.is_available():  # shards of one machine share its GPUs
         device = f"cuda:{options['shard'] % torch.cuda.device_count()}"
+        torch.cuda.set_device(device)  # kernels that are launched by name go to the current one
     elif device == "auto":
         device = "cpu"
     loaded = load_policy(config["checkpoint"], device=device)
