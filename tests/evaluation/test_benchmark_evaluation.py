@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_benchmark_writes_rates_of_a_small_policy(tmp_path):
     command = [sys.executable, str(ROOT / "scripts/benchmark_evaluation.py"), f"output={tmp_path}"]
     command += ["workers=1", "size=32", "models=qwen3_tiny", "vision=vit_48", "tree=hidden_full"]
