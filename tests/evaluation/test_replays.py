@@ -59,11 +59,15 @@ def test_the_share_that_batching_changes_is_that_of_two_whole_runs(play, tmp_pat
     assert replays == {key: other[key] for key in replays}
 
 
-def test_a_policy_that_does_not_round_has_a_share_of_none(play, capsys):
+def test_a_policy_that_does_not_round_has_a_share_of_none(play, capsys, tmp_path):
     said = play(PixelPolicy(), "same", "evaluation.num_replays=6")["batching"]
     assert (said["num_replayed"], said["num_differing"], said["share"]) == (6, 0, 0.0)
     assert said["share_high"] == pytest.approx(1 - 0.025 ** (1 / 6))  # nothing seen in 6 trials
-    assert "0 of 6 episodes replayed one slot per forward differ" in capsys.readouterr().out
+    page, shown = (tmp_path / "same/report.html").read_text(), capsys.readouterr().out
+    for text in (page, shown):
+        assert "0 of 6 episodes replayed one slot per forward differ" in text
+        assert "decisions/s, policy " in text
+        assert "frames/s" in text
 
 
 def test_shards_replay_the_same_episodes_as_one_run(play, tmp_path):
