@@ -35,9 +35,10 @@ from vla_nav.evaluation.recording import Recorded, RecordSettings, Skipped, reco
 from vla_nav.models.assembly import ModelConfig, assemble
 from vla_nav.models.checkpoint import save_policy
 from vla_nav.models.prompt import Layout
-from vla_nav.simulators.client import RemoteSimulator, WorkerProcess
+from vla_nav.simulators.client import WorkerProcess
 from vla_nav.simulators.mesh import MeshSimulator
 from vla_nav.simulators.protocol import Observation
+from vla_nav.simulators.remote import RemoteSimulator
 from vla_nav.training.grouping import grouped
 from vla_nav.vision.encoder import TimmEncoder
 

@@ -30,9 +30,10 @@ from vla_nav.errors import UserError
 from vla_nav.evaluation.record_run import record, record_from
 from vla_nav.evaluation.record_units import recorded_twice
 from vla_nav.evaluation.recording import Recorded, RecordSettings, Skipped, record_episode
-from vla_nav.simulators.client import RemoteSimulator, WorkerProcess
+from vla_nav.simulators.client import WorkerProcess
 from vla_nav.simulators.mesh import MeshSimulator
 from vla_nav.simulators.opening import SimulatorSetup
+from vla_nav.simulators.remote import RemoteSimulator
 
 RULE = DecisionRule.parse("turn_then_forward(4)")
 

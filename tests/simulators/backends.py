@@ -20,7 +20,8 @@ from mesh_scenes import SceneBuilder, embodiment
 
 from vla_nav.episodes.types import Camera, Embodiment
 from vla_nav.simulators import plain
-from vla_nav.simulators.client import RemoteSimulator, Worker, start_worker
+from vla_nav.simulators.client import Worker, start_worker
+from vla_nav.simulators.remote import RemoteSimulator
 
 CONF = Path(__file__).parents[2] / "conf" / "simulators"
 NO_CAMERAS: tuple[Camera, ...] = ()

@@ -26,7 +26,7 @@ from vla_nav.episodes.types import (
     Pose,
     wrap_angle,
 )
-from vla_nav.simulators.client import RemoteSimulator
+from vla_nav.simulators.remote import RemoteSimulator
 
 pytestmark = pytest.mark.habitat
 

@@ -21,7 +21,6 @@ from vla_nav.simulators import worker as worker_file
 from vla_nav.simulators.agent import ExpertSettings
 from vla_nav.simulators.client import (
     LocalWorker,
-    RemoteSimulator,
     WorkerDiedError,
     WorkerFaultError,
     WorkerProcess,
@@ -29,6 +28,7 @@ from vla_nav.simulators.client import (
 )
 from vla_nav.simulators.mesh import MeshSimulator
 from vla_nav.simulators.pool import AgentLostError, SimulatorPool
+from vla_nav.simulators.remote import RemoteSimulator
 from vla_nav.simulators.topdown import floor_maps
 from vla_nav.simulators.worker import read_frame, write_frame
 

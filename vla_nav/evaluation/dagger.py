@@ -30,8 +30,9 @@ from vla_nav.errors import UserError, unknown_name
 from vla_nav.evaluation.recording import Ask, Recorded, RecordSettings, Skipped, Walked, walked
 from vla_nav.evaluation.rollout import until_stop
 from vla_nav.seeding import generator
-from vla_nav.simulators.client import RemoteSimulator, WorkerDiedError
+from vla_nav.simulators.client import WorkerDiedError
 from vla_nav.simulators.protocol import Observation, Simulator
+from vla_nav.simulators.remote import RemoteSimulator
 
 MIXTURES = ("step", "episode")
 MAX_ATTEMPTS = 2  # at an episode, where the simulator's process dies over it

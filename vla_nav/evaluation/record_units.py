@@ -18,9 +18,10 @@ from vla_nav.episodes.types import Episode
 from vla_nav.evaluation.dagger import record_rollouts
 from vla_nav.evaluation.dagger_run import Dagger, Kept, copied, policy_of
 from vla_nav.evaluation.recording import Recorded, RecordSettings, Skipped, record_episode
-from vla_nav.simulators.client import RemoteSimulator, WorkerDiedError
+from vla_nav.simulators.client import WorkerDiedError
 from vla_nav.simulators.opening import SimulatorSetup
 from vla_nav.simulators.protocol import Simulator
+from vla_nav.simulators.remote import RemoteSimulator
 
 UNIT_EPISODES = 32
 

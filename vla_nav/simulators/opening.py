@@ -12,14 +12,9 @@ from typing import Any
 from vla_nav.episodes.types import Embodiment
 from vla_nav.errors import UserError
 from vla_nav.frozen import frozen
-from vla_nav.simulators.client import (
-    IN_PROCESS_BACKENDS,
-    RemoteSimulator,
-    Worker,
-    WorkerDiedError,
-    start_worker,
-)
+from vla_nav.simulators.client import IN_PROCESS_BACKENDS, Worker, WorkerDiedError, start_worker
 from vla_nav.simulators.protocol import Simulator
+from vla_nav.simulators.remote import RemoteSimulator
 
 
 @frozen

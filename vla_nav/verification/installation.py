@@ -28,12 +28,8 @@ import torch
 from vla_nav.attention.parity import require_parity
 from vla_nav.episodes.types import MOVE_FORWARD, Embodiment, Pose
 from vla_nav.errors import UserError
-from vla_nav.simulators.client import (
-    RemoteSimulator,
-    WorkerDiedError,
-    WorkerFaultError,
-    WorkerProcess,
-)
+from vla_nav.simulators.client import WorkerDiedError, WorkerFaultError, WorkerProcess
+from vla_nav.simulators.remote import RemoteSimulator
 from vla_nav.verification.habitat_installation import probe_habitat
 from vla_nav.verification.probes import Probe, one_line
 
