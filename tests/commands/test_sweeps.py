@@ -141,3 +141,11 @@ def test_the_launchers_compose_and_take_their_values() -> None:
     assert (node.partition, node.gpus_per_node, node.max_num_timeout) == ("gpu", 1, 3)
     node = compose_config("evaluate", ["data.path=x", "hydra/launcher=processes"], hydra=True)
     assert node.hydra.launcher._target_.endswith("LocalLauncher")
+
+
+@pytest.mark.parametrize("key", ["num_replays", "max_worker_mib", "num_threads"])
+def test_what_a_comment_says_of_null_can_be_said_on_the_command_line(key, install) -> None:
+    seen = []
+    install(lambda config: seen.append(config.evaluation[key]))
+    assert run("evaluate", ["data.path=x", f"evaluation.{key}=null"]) == 0
+    assert seen == [None]

@@ -26,7 +26,9 @@ _OTHERS = {
 _COUNTS = ("num_workers", "seed")
 _NULLABLE = {
     "data.ground_truth",
+    "evaluation.max_worker_mib",
     "evaluation.num_episodes",
+    "evaluation.num_replays",
     "stats.max_episodes",
     "view.max_episodes",
 }
