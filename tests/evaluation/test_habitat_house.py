@@ -24,7 +24,7 @@ from vla_nav.episodes.types import STOP
 pytestmark = [pytest.mark.habitat, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 NUM_EPISODES = 50
-TRAIN_MINUTES = float(os.environ.get("VLA_NAV_HABITAT_TRAIN_MINUTES", "1"))
+TRAIN_STEPS = 160  # enough to learn 50 episodes of one house by heart; a minute of one core
 
 
 def habitat(*overrides: str) -> list[str]:
@@ -35,13 +35,13 @@ def habitat(*overrides: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """One house with 50 episodes in the split `train`, in habitat's walkable area, too."""
+    """A house with 50 episodes in the split `train`, and another one for validation."""
     path = tmp_path_factory.mktemp("house")
     code = run_command(
         "houses",
         f"data.path={path}",
         "houses.num_train=1",
-        "houses.num_val_unseen=0",
+        "houses.num_val_unseen=1",
         f"houses.episodes_per_house={NUM_EPISODES}",
         "num_workers=0",
         f"paths.output_dir={path}/runs",
@@ -51,33 +51,38 @@ def world(tmp_path_factory) -> Path:
 
 
 def record_overrides(world: Path, target: Path) -> list[str]:
+    """To record a split into `target`, a folder of the split's name."""
     return habitat(
         f"data.path={world}",
-        "data.split=train",
+        f"data.split={target.name}",
         f"data.recorded={target}",
-        "record.decision=turn_then_forward(4)",
+        "num_workers=1",
         f"paths.output_dir={target.parent}/run_{target.name}",
     )
 
 
 @pytest.fixture(scope="module")
 def recorded(world) -> Path:
-    """The house's episodes as habitat's expert walks them."""
+    """The house's episodes as the expert walks them in habitat."""
     target = world / "recorded" / "train"
-    assert run_command("record", *record_overrides(world, target), "num_workers=1") == 0
+    assert run_command("record", *record_overrides(world, target)) == 0
     return target
 
 
 @pytest.fixture(scope="module")
 def policy(world, recorded) -> Path:
     """A policy trained on the recorded episodes."""
-    common = [f"data.path={world}", "num_workers=1"]
-    assert run_command("encode", "experiment=quickstart", *common, "data.split=train") == 0
+    other = record_overrides(world, world / "recorded" / "val_unseen")
+    assert run_command("record", *other, "record.num_episodes=10") == 0
+    common = ["experiment=quickstart", f"data.path={world}", "num_workers=1"]
+    for split in ("train", "val_unseen"):
+        assert run_command("encode", *common, f"data.split={split}") == 0
     code = run_command(
         "train",
-        "experiment=quickstart",
         *common,
-        f"training.budget.max_minutes={TRAIN_MINUTES}",
+        f"training.budget.max_steps={TRAIN_STEPS}",
+        "training.budget.max_minutes=null",
+        "training.validation.split=val_unseen",
         f"paths.output_dir={world}/train_run",
     )
     assert code == 0
@@ -127,7 +132,7 @@ def wait_for(is_time: Callable[[], bool], process: subprocess.Popen[bytes]) -> N
 
 def test_the_expert_s_episodes_end_at_their_goals(recorded):
     dataset = LeRobotDataset(recorded)
-    episodes = list(dataset.episodes())
+    episodes = list(dataset)
     print(f"{len(episodes)} episodes, {sum(len(one.steps) for one in episodes)} decisions")
     assert len(episodes) >= 0.98 * NUM_EPISODES
     for episode in episodes:
@@ -137,17 +142,20 @@ def test_the_expert_s_episodes_end_at_their_goals(recorded):
 
 def test_a_killed_recording_is_finished_by_a_second_start(world, recorded):
     target = world / "killed" / "train"
-    process = start_command("record", *record_overrides(world, target), "num_workers=1")
+    process = start_command("record", *record_overrides(world, target))
     begun: list[int] = []
+    seen_at: list[float] = []
 
     def is_at_work() -> bool:
         begun[:] = [pid for child in children_of(process.pid) for pid in (child, *descend(child))]
-        return time.monotonic() > started + 8
+        if any(b"worker.py" in command_of(pid) for pid in begun):
+            seen_at.append(time.monotonic())
+        return bool(seen_at) and time.monotonic() > seen_at[0] + 1.0
 
-    started = time.monotonic()
     kill_when(process, is_at_work)
     await_end(begun)
-    assert run_command("record", *record_overrides(world, target), "num_workers=1") == 0
+    assert not (target / "meta" / "info.json").exists()
+    assert run_command("record", *record_overrides(world, target)) == 0
     ours = {path.relative_to(target): path.read_bytes() for path in files_below(target)}
     theirs = {path.relative_to(recorded): path.read_bytes() for path in files_below(recorded)}
     assert ours == theirs
@@ -171,7 +179,23 @@ def test_the_trained_policy_beats_chance_and_the_expert_succeeds(whole):
     assert {row["n"] for row in rows.values()} == {NUM_EPISODES}
     assert rows["expert"]["sr"] >= 0.98
     assert rows["expert"]["sr_1m"] >= 0.98
-    assert rows["policy"]["sr"] > rows["random"]["sr"]
+    # It knows these routes by heart: it fails only where habitat shows or moves it otherwise than
+    # when they were recorded.
+    assert rows["policy"]["sr"] >= 0.8
+    assert rows["random"]["sr"] < 0.2
+
+
+def workers_of(pid: int) -> list[int]:
+    """The simulator workers among a process's children."""
+    return [child for child in children_of(pid) if b"worker.py" in command_of(child)]
+
+
+def command_of(pid: int) -> bytes:
+    """A process's command line; empty once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def test_a_killed_worker_costs_no_episode(world, policy, whole):
@@ -179,10 +203,13 @@ def test_a_killed_worker_costs_no_episode(world, policy, whole):
     process = start_command("evaluate", *evaluate_overrides(world, policy, folder))
     for share in (0.2, 0.5):
         wait_for(lambda: num_results(folder) >= share * 3 * NUM_EPISODES, process)  # noqa: B023
-        os.kill(children_of(process.pid)[0], signal.SIGKILL)
+        os.kill(workers_of(process.pid)[0], signal.SIGKILL)
     output = process.communicate()[0].decode()
     assert process.returncode == 0, output
-    assert results_of(folder) == results_of(whole)
+    results = results_of(folder)
+    assert sum(record["attempts"] == 2 for record in results.values()) >= 2
+    once = {key: {**record, "attempts": 1} for key, record in results.items()}
+    assert once == results_of(whole)
     timing = json.loads((folder / "report.json").read_text())["timing"]
     assert timing["num_restarts"] == 2
 
@@ -209,4 +236,5 @@ def test_a_killed_run_is_finished_by_a_second_start(world, policy, whole):
 
 def test_the_report_says_habitat(whole):
     report = json.loads((whole / "report.json").read_text())
-    assert report["conditions"]["backend"] == "habitat"
+    assert report["run"]["backend"] == "habitat"
+    assert report["run"]["simulator_version"].startswith("0.")
