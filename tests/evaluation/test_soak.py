@@ -60,6 +60,8 @@ def test_killed_workers_cost_no_episode_and_change_no_outcome(tmp_path):
     # Memory is not flat in so short a run; all else must hold.
     others = [fault for fault in found["faults"] if "grew" not in fault]
     assert others == [], run.stderr
-    assert (found["episodes"], found["kills"], found["restarts"]) == (40, 2, 2)
+    assert found["episodes"] == 40
+    # A fast machine may be done before the second kill is due.
+    assert 1 <= found["kills"] == found["restarts"] <= 2
     assert (found["compared"], found["different"], found["left_behind"]) == (10, 0, 0)
     assert found["processes"] >= 4

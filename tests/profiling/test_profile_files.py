@@ -92,6 +92,9 @@ def test_a_second_process_in_the_same_folder_is_refused(data: Path, tmp_path: Pa
 
 
 def test_ctrl_c_is_no_ordinary_end(data: Path, tmp_path: Path) -> None:
+    # A shell that starts the tests in the background has them ignore the signal.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
     def interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.1)  # the handler runs between two steps of the interpreter
