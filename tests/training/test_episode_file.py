@@ -183,7 +183,9 @@ def test_three_instructions_behind_the_frames_share_one_trajectory(tmp_path: Pat
     other = root + len(OTHER) * (9 + said[0] + 1)
     assert found["n_tree"] == walk + other
     assert found["episodes"] == 4
-    with pytest.raises(UserError, match=r"unknown tree.group 'walk'.*episode, rollouts, trajectory"):
+    with pytest.raises(
+        UserError, match=r"unknown tree.group 'walk'.*episode, rollouts, trajectory"
+    ):
         counted(tmp_path, Layout(), group="walk")
 
 
