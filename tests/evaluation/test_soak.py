@@ -64,4 +64,4 @@ def test_killed_workers_cost_no_episode_and_change_no_outcome(tmp_path):
     # A fast machine may be done before the second kill is due.
     assert 1 <= found["kills"] == found["restarts"] <= 2
     assert (found["compared"], found["different"], found["left_behind"]) == (10, 0, 0)
-    assert found["processes"] >= 4
+    assert found["processes"] >= 2 + found["kills"]
