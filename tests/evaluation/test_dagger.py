@@ -368,6 +368,9 @@ def test_a_second_round_goes_onto_the_first(world, policy, dagger_set, tmp_path)
     with pytest.raises(UserError, match=r"record\.round=1: .*has that round already"):
         record_from(made)
     made["record"].update(round=2, beta=0.0)
+    other = {**made, "simulators": {**made["simulators"], "backend": "habitat"}}
+    with pytest.raises(UserError, match=r"recorded with simulators\.backend mesh, now it is hab"):
+        record_from(other)
     assert record_from(made) == 0
     new = LeRobotDataset(tmp_path / "set")
     assert len(new) == 45

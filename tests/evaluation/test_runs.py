@@ -218,6 +218,9 @@ def test_another_turn_angle_or_decision_rule_than_trained_is_refused(world, poli
     adopted = [*options, turned, "evaluation.embodiment=checkpoint", short]
     assert evaluate_from(evaluate_config(world, tmp_path / "d", *adopted)) == 0
     assert report_of(tmp_path / "d")["run"]["embodiment"]["turn_deg"] == 30.0
+    unread = ["evaluation.rows=[expert]", "evaluation.embodiment=checkpoint"]
+    with pytest.raises(UserError, match=r"none of the rows expert loads a checkpoint"):
+        evaluate_from(evaluate_config(world, tmp_path / "e", *unread))
 
 
 @pytest.mark.parametrize(("command", "num_workers"), [("evaluate", 0), ("record", 1)])

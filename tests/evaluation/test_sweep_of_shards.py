@@ -10,6 +10,7 @@ import pytest
 from worlds import await_end, evaluate_config, report_of, results_of, start_command
 
 from vla_nav.evaluation.runs import evaluate_from
+from vla_nav.viewing.evaluation_run import open_run
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,6 +55,7 @@ def test_processes_of_one_command_make_one_report_and_a_killed_one_is_told(world
     second = sweep(world, folder)
     assert second.wait() == 0, second.stdout.read().decode()
     assert report_of(folder)["is_complete"]
+    assert Path(open_run(folder).data["episodes"]).is_file()  # what `view` shows
     whole = tmp_path / "whole"
     assert evaluate_from(evaluate_config(world, whole)) == 0
     assert results_of(folder) == results_of(whole)

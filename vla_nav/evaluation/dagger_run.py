@@ -91,7 +91,12 @@ def rollouts_of(episodes: Sequence[Episode], dagger: Dagger) -> list[Episode]:
 
 
 def kept_of(
-    dagger: Dagger, rollouts: Sequence[Episode], settings: RecordSettings, storage: str
+    dagger: Dagger,
+    rollouts: Sequence[Episode],
+    settings: RecordSettings,
+    storage: str,
+    *,
+    backend: str,
 ) -> Kept | None:
     """The older set that goes into the new one; `UserError` where the two do not fit."""
     if dagger.onto is None:
@@ -106,6 +111,7 @@ def kept_of(
             ("record.decision", str(stated.decision), str(settings.decision)),
             ("simulators.embodiment", stated.embodiment, settings.embodiment),
             ("record.storage", stated.storage, storage),
+            ("simulators.backend", stated.recording.get("backend", backend), backend),
         )
         if have != want
     ]

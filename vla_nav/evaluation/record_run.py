@@ -146,7 +146,7 @@ def record(
     if dagger is not None:
         facts["dagger"] = dagger.describe()
         episodes = rollouts_of(episodes, dagger)
-        kept = kept_of(dagger, episodes, settings, storage)
+        kept = kept_of(dagger, episodes, settings, storage, backend=simulator.backend)
     job = Job(
         str(root), first.dataset, first.split, storage, settings, simulator, facts, dagger, kept
     )

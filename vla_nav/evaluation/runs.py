@@ -180,6 +180,9 @@ def _conclude(
             f"result, e.g. {'/'.join(own_missing[0])} has none (see {crashes.name}); the same "
             "command plays the missing ones"
         )
+        if crashes.is_file():  # why, once: most often it is the same for all
+            *_, last = crashes.read_text(encoding="utf-8").splitlines()
+            print(f"  the last one: {json.loads(last)['reason']}")
     elif all_missing:
         print(
             f"{folder}: this shard is complete; {len(all_missing)} of {len(expected)} episodes of "

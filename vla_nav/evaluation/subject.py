@@ -39,16 +39,22 @@ def load_subject(config: Mapping[str, Any], rows: Sequence[Condition]) -> Subjec
     configured = embodiment_of(config["simulators"])
     decision = DecisionRule.parse(options["decision"])
     network_rows = [row.name for row in rows if row.actor is Actor.NETWORK]
+    if options["embodiment"] not in ("config", "checkpoint"):
+        raise UserError(
+            f"evaluation.embodiment={options['embodiment']}: allowed: config, checkpoint"
+        )
     if not network_rows:
+        if options["embodiment"] == "checkpoint":
+            raise UserError(
+                "evaluation.embodiment=checkpoint: none of the rows "
+                f"{', '.join(row.name for row in rows)} loads a checkpoint; add the row policy, or "
+                "set evaluation.embodiment=config"
+            )
         return Subject(None, configured, decision, None, ())
     if config["checkpoint"] is None:
         raise UserError(
             f"checkpoint: has no value, and the rows {', '.join(network_rows)} need a policy; give "
             "checkpoint=<policy folder>, or evaluation.rows=[random,expert]"
-        )
-    if options["embodiment"] not in ("config", "checkpoint"):
-        raise UserError(
-            f"evaluation.embodiment={options['embodiment']}: allowed: config, checkpoint"
         )
     import torch
 

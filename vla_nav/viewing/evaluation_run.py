@@ -198,7 +198,9 @@ def _check(folder: Path, record: Mapping[str, Any]) -> None:
 
 def _locate(folder: Path, facts: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Paths of episodes, ground truth and scenes: as given, else as the run had them."""
-    file = folder / _CONFIG
+    # A sweep of shards keeps Hydra's files one folder further down, the same paths in each.
+    files = [folder / _CONFIG, *sorted(folder.glob(f".shards/*/{_CONFIG}"))]
+    file = next((path for path in files if path.is_file()), files[0])
     before: dict[str, Any] = {}
     if file.is_file():
         try:
