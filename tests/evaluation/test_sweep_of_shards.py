@@ -1,5 +1,6 @@
 """Shards as processes of one command: one report, nothing twice, a lost job is a non-zero exit."""
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -39,13 +40,9 @@ def sweep(world, folder, *overrides):
 def test_processes_of_one_command_make_one_report_and_a_killed_one_is_told(world, tmp_path):
     folder = tmp_path / "swept"
     first = sweep(world, folder, "evaluation.num_slots=1")
-    deadline = time.monotonic() + 60
-    while not any(path.read_bytes() for path in folder.glob("results-001-*")):
-        assert first.poll() is None, first.stdout.read().decode()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    jobs = jobs_in(folder)
-    os.kill(job_of_shard(jobs, 1), signal.SIGKILL)
+    jobs = await_jobs(first, folder, 2)
+    job = stopped_within_its_shard(jobs, folder, shard=1)
+    os.kill(job, signal.SIGKILL)
     told = first.communicate()[0].decode()
     assert first.returncode != 0
     assert "the same command continues" in told
@@ -75,10 +72,43 @@ def jobs_in(folder: Path) -> list[int]:
     return found
 
 
-def job_of_shard(jobs: list[int], shard: int) -> int:
-    """The job that holds the shard's results open."""
-    for pid in jobs:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            if f"results-{shard:03d}-of" in os.readlink(link):
-                return pid
-    raise AssertionError(f"nobody writes shard {shard}")
+def await_jobs(command, folder: Path, count: int) -> list[int]:
+    """The sweep's jobs as soon as all have started, seconds before they write anything."""
+    deadline = time.monotonic() + 60
+    while len(jobs := jobs_in(folder)) < count:
+        assert command.poll() is None, command.stdout.read().decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return jobs
+
+
+def stopped_within_its_shard(jobs: list[int], folder: Path, shard: int) -> int:
+    """The job that writes the shard's results, stopped between its first and its last.
+
+    The jobs run in slices of milliseconds, so that a busy machine cannot let it end unseen.
+    """
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        signal_all(jobs, signal.SIGCONT)
+        time.sleep(0.005)
+        signal_all(jobs, signal.SIGSTOP)
+        if any(path.read_bytes() for path in folder.glob(f"results-{shard:03d}-*")):
+            writer = next(pid for pid in jobs if writes_shard(pid, shard))
+            signal_all([pid for pid in jobs if pid != writer], signal.SIGCONT)
+            return writer
+    raise AssertionError(f"nobody wrote shard {shard}")
+
+
+def signal_all(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def writes_shard(pid: int, shard: int) -> bool:
+    """Whether a process holds the shard's results open."""
+    try:
+        links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:  # it ended, or the descriptor was closed meanwhile
+        return False
+    return any(f"results-{shard:03d}-of" in link for link in links)
