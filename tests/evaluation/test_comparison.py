@@ -101,9 +101,39 @@ def test_what_does_not_compare_is_refused_and_can_be_allowed_by_name(
     assert list(mixed) == [kind]
 
 
-def test_every_kind_of_difference_is_tried_above():
+def test_every_kind_of_difference_is_tried_here():
     tried = {key for key, _, kind in DIFFERENCES if kind != "other"}
-    assert tried - {"simulator.cell_m"} == set(KINDS) - {"simulator"}
+    assert tried - {"simulator.cell_m"} == set(KINDS) - {"simulator", "temperature"}
+
+
+def test_policies_at_other_temperatures_are_refused_and_told_when_allowed(run, tmp_path, capsys):
+    def is_played_by_a_network(record):
+        record["row"] = "policy" if record["row"] == "random" else record["row"]
+
+    one = copied(run, tmp_path / "one", records=is_played_by_a_network)
+    two = copied(run, tmp_path / "two", records=is_played_by_a_network, facts={"temperature": 0.7})
+    assert checked(one, two)[1] == {}  # the expert has no temperature
+    with pytest.raises(UserError, match=r"decoding: temperature 0\.0 in .*one, 0\.7 in .*two"):
+        checked(one, two, rows=("policy",))
+    assert command(tmp_path, one, two) == 2
+    assert "compare.allow=[decoding]" in capsys.readouterr().err
+    assert command(tmp_path, one, two, options=["compare.allow=[decoding]"]) == 0
+    assert any(note.startswith("NOT EQUAL, decoding") for note in table(tmp_path)["notes"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("decision", "primitive", "primitive | turn_then_forward(4)"),
+        ("deterministic", True, "False | True"),
+    ],
+)
+def test_other_ways_of_deciding_stand_beneath_the_table(run, tmp_path, key, value, said):
+    other = copied(run, tmp_path / "other", facts={key: value})
+    assert command(tmp_path, run, other, options=["compare.rows=[expert]"]) == 0
+    assert f"{key} differs, which is allowed: {said}" in table(tmp_path)["notes"]
+    assert command(tmp_path, run, options=["compare.rows=[expert]"]) == 0
+    assert not any("differs, which" in note for note in table(tmp_path)["notes"])
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,14 @@ import pytest
 from worlds import SMALL_CAMERA, evaluate_config, made_episode, run_command
 
 from vla_nav.commands.compose import compose_config, plain
-from vla_nav.episodes.types import Goal
+from vla_nav.episodes.lerobot_reader import LeRobotDataset
+from vla_nav.episodes.types import STOP, Goal
 from vla_nav.errors import UserError
 from vla_nav.evaluation.metrics import SuccessRule
 from vla_nav.evaluation.runs import evaluate_from
 from vla_nav.evaluation.setup import embodiment_of
 from vla_nav.evaluation.tasks import TASKS, refuse_other_conditions, stated_body, task_differences
+from vla_nav.simulators.mesh import MeshSimulator
 
 # Read off the public configurations: VLN-CE habitat_extensions/config/{vlnce_task,
 # rxr_vlnce_english_task}.yaml, habitat-lab benchmark/nav/{objectnav/objectnav_hm3d,
@@ -175,18 +177,32 @@ def test_goals_of_another_radius_than_the_task_counts_are_refused(world, tmp_pat
     assert refuse_other_conditions(config, [made_episode("1")], body, rule) == []
 
 
-def test_recording_for_a_task_has_its_body_or_is_refused(world, tmp_path, capsys):
-    words = ["task=pointnav", f"data.path={world}", "data.split=val_unseen", "num_workers=0"]
-    words += [f"paths.output_dir={tmp_path}/out", f"data.recorded={tmp_path}/set"]
-    source = f"{world}/episodes/val_unseen/val_unseen.json.gz"
-    words += [f"data.episodes={source}", f"data.scenes={world}/scenes", "record.num_episodes=1"]
+def test_recording_for_a_task_with_another_body_is_refused(world, capsys):
+    words = ["task=pointnav", f"data.path={world}", "data.split=val_unseen"]
     assert run_command("record", *words, "simulators.embodiment.turn_deg=30") == 2
     assert "task=pointnav: its body is another" in (line := capsys.readouterr().err)
     assert "turn_deg 10.0 != 30" in line
-    assert run_command("record", *words, "record.horizon=22") == 0
-    about = json.loads((tmp_path / "set" / "meta" / "info.json").read_text())["vla_nav"]
-    assert about["embodiment"]["turn_deg"] == 10.0
-    assert about["embodiment"]["cameras"][0]["width_px"] == 256
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_recording_for_a_task_needs_no_more_than_its_name(world, tmp_path, name):
+    """A label reaches over a half turn and a decision's steps; STOP is the task's success."""
+    source = f"{world}/episodes/val_unseen/val_unseen.json.gz"
+    words = [f"task={name}", f"data.path={world}", "data.split=val_unseen", "num_workers=0"]
+    words += [f"paths.output_dir={tmp_path}/out", f"data.recorded={tmp_path}/set"]
+    words += [f"data.episodes={source}", f"data.scenes={world}/scenes", "record.num_episodes=1"]
+    assert run_command("record", *words, "data.ground_truth=null") == 0
+    info = json.loads((tmp_path / "set" / "meta" / "info.json").read_text())
+    assert info["total_episodes"] == 1
+    about, (turn, _, _, _, _, (width, *_), _, success) = info["vla_nav"], PUBLISHED[name]
+    assert about["embodiment"]["turn_deg"] == turn
+    assert about["embodiment"]["cameras"][0]["width_px"] == width
+    (walked,) = LeRobotDataset(tmp_path / "set")
+    assert walked.steps[-1].executed[-1] == STOP
+    simulator = MeshSimulator(TASKS[name].body)
+    simulator.load_scene(str(world / "scenes" / walked.scene_id))
+    goals = [goal.position for goal in walked.goals]
+    assert simulator.geodesic_distance(walked.steps[-1].pose.position, goals) < success
 
 
 def test_a_task_on_its_own_data_needs_no_override(world, tmp_path):

@@ -74,6 +74,24 @@ def test_another_file_is_neither_read_nor_replaced(tmp_path: Path, text: str) ->
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize(
+    ("key", "theirs"), [(key, "2") for key in SAME] + [("device", "another GPU")]
+)
+def test_curves_of_other_kernels_or_devices_are_not_joined(
+    tmp_path: Path, key: str, theirs: str
+) -> None:
+    options = dict.fromkeys(SAME, "1")
+    mine = {"options": options, "device": "a GPU"}
+    other = {"options": {**options, key: theirs}, "device": "a GPU"}
+    if key == "device":
+        other = {"options": options, "device": theirs}
+    path = tmp_path / "other.json"
+    CurveFile(path, other, steps=1).put("tree", [2.0])
+    with pytest.raises(UserError, match=rf"other\.json: its {key} is {theirs}, not"):
+        CurveFile(tmp_path / "mine.json", mine, steps=1, read=[str(path)])
+    assert CurveFile(tmp_path / "same.json", other, steps=1, read=[str(path)]).is_done("tree")
+
+
 def test_a_row_file_that_cannot_be_written_is_known_before_anything_is_measured(
     tmp_path: Path,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,26 @@ def test_the_command_says_by_its_exit_code_whether_there_are_errors(
     assert doctor(tmp_path, tmp_path / "out", "data.split=nowhere") == 2
     off = ["data.split=bad", "doctor.reachability.num_scenes=0", "doctor.compare=[]"]
     assert doctor(tmp_path, tmp_path / "out", *off) == 0
+
+
+@pytest.mark.skipif(find_spec("habitat_sim") is not None, reason="habitat-sim is in this one")
+def test_data_for_habitat_is_not_checked_without_habitat(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene(tmp_path)
+    write(tmp_path, "train", [standing(1, 0.0, 0.5)])
+    words = ["simulators=habitat", "data.split=train"]
+    assert doctor(tmp_path, tmp_path / "out", *words) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert "I413 habitat-sim: the interpreter has no habitat_sim" in line
+    assert doctor(tmp_path, tmp_path / "out", *words, "simulators.python=/nowhere/python") == 2
+    line = capsys.readouterr().err
+    assert "I411" in line
+    assert "/nowhere/python does not exist; set simulators.python to" in line
+    alone = [*words, "doctor.reachability.num_scenes=0"]
+    assert doctor(tmp_path, tmp_path / "out", *alone) == 0
+    assert "D606" in capsys.readouterr().out  # what needs no simulator is said all the same
 
 
 def test_the_command_checks_the_installation_where_no_data_is_named(

@@ -17,6 +17,7 @@ def main(cfg: DictConfig) -> int:
         from vla_nav.simulators.opening import SimulatorSetup
         from vla_nav.verification.data_doctor import examine
         from vla_nav.verification.doctor_report import data_text, installation_text
+        from vla_nav.verification.habitat_installation import require_habitat
         from vla_nav.verification.installation import examine_installation
         from vla_nav.verification.reachability import Reachability
     except ImportError as error:
@@ -34,6 +35,8 @@ def main(cfg: DictConfig) -> int:
         num_errors = sum(probe.severity == "error" for probe in probes)
     else:
         body, setup = embodiment_of(simulators), SimulatorSetup.of(simulators)
+        if setup.backend == "habitat" and doctor["reachability"]["num_scenes"]:
+            require_habitat(simulators)
         report = examine(
             plain(cfg.data),
             compare=doctor["compare"],

@@ -7,6 +7,7 @@ Two numbers compare where everything but the policy is equal. Each kind of diffe
     bodies       size, turn, step, sliding        executions  discrete steps or shortest path
     datasets     data set, role                   radii       success distance, strictness
     splits       split, episode file              limits      primitive actions per episode
+    decoding     temperature (of network rows)
     episodes     which of the file's episodes     languages   of the instructions
     references   what nDTW compares with          incomplete  episodes without a result
     seeds        a run that stands in one line twice
@@ -23,6 +24,7 @@ from typing import Any
 
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.evaluation.comparison_runs import Group, Run
+from vla_nav.evaluation.conditions import CONDITIONS, Actor
 
 KINDS = {  # key of run.json (of its embodiment, success, simulator) -> kind of difference
     "backend": "backends",
@@ -43,14 +45,20 @@ KINDS = {  # key of run.json (of its embodiment, success, simulator) -> kind of 
     "success.is_strict": "radii",
     "max_primitives": "limits",
     "execution": "executions",
+    "temperature": "decoding",
     "differs_from_training": "conditions",
     "differs_from_task_or_data": "conditions",
 }
 ALLOWED = (*sorted(set(KINDS.values())), "episodes", "languages", "incomplete", "seeds", "other")
-# What makes one policy another, or is written down and moves no number.
-FREE = {"checkpoint", "seed", "decision", "deterministic", "temperature", "task"}
-FREE |= {"success.further_m"}
-OF_ROWS = {"chance_stop_probability": "random", "expert_stop_radius_m": "expert"}
+# What makes one policy another, or moves no number but by rounding: it may differ. Of these, MARKED
+# stand beneath the table where they do.
+MARKED = ("decision", "deterministic")
+FREE = {"checkpoint", "seed", *MARKED, "task", "success.further_m"}
+OF_ROWS = {  # keys that matter to some rows alone
+    "chance_stop_probability": {"random"},
+    "expert_stop_radius_m": {"expert"},
+    "temperature": {row.name for row in CONDITIONS if row.actor is Actor.NETWORK},
+}
 
 
 def refuse_mixing(
@@ -103,7 +111,7 @@ def _each(runs: Sequence[Run], rows: Sequence[str]) -> Iterator[tuple[str, str]]
 
 def _between(runs: Sequence[Run], rows: Sequence[str]) -> Iterator[tuple[str, str]]:
     """What differs between each run and the one before it."""
-    free = FREE | {key for key, row in OF_ROWS.items() if row not in rows}
+    free = FREE | {key for key, of in OF_ROWS.items() if not of.intersection(rows)}
     for one, other in pairwise(runs):
         first, second = _flat(one.facts), _flat(other.facts)
         for key in sorted({*first, *second} - free):

@@ -19,7 +19,7 @@ from rich.table import Table as ConsoleTable
 
 from vla_nav.errors import unknown_name
 from vla_nav.evaluation.aggregate import FLAG_POLICIES
-from vla_nav.evaluation.comparison import refuse_mixing
+from vla_nav.evaluation.comparison import MARKED, refuse_mixing
 from vla_nav.evaluation.comparison_lines import MEASURES, Line, compare
 from vla_nav.evaluation.comparison_runs import Group, read_groups, rows_of
 from vla_nav.evaluation.conventions import CONVENTIONS, DEFINITIONS
@@ -162,6 +162,10 @@ def _notes(
                 f"{group.label}: one checkpoint at temperature 0 does the same for every seed; "
                 "only its rows `random` and `swapped_instruction` can scatter"
             )
+    for key in MARKED:
+        values = said(lambda facts, key=key: str(facts.get(key)))
+        if " | " in values:
+            yield f"{key} differs, which is allowed: {values}"
     for kind, texts in sorted(mixed.items()):
         yield f"NOT EQUAL, {kind}: {'; '.join(texts)}"
 

@@ -3,7 +3,7 @@
     {facts..., options, differences: {"tree - flat": ...}, curves: {"tree": [loss, ...], ...}}
 
 Sides may be trained by several calls, and by several machines whose files are read first; all of
-them must have trained with the same options.
+them must have trained with the same options, kernels and kind of device.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from vla_nav.profiling.bench_rows import read_table
 from vla_nav.profiling.curves import differences, draw_curves
 
 SAME = ("size", "tree", "steps", "episodes", "learning_rate", "budget", "smaller_budget")
+SAME += ("attention", "compile", "device")  # a kernel that rounds otherwise is no other curve
 _PAIRS = (("tree", "flat"), ("flat, smaller", "flat"), ("tree", "flat, smaller"))
 
 
@@ -72,11 +73,14 @@ class CurveFile:
         draw_curves(done, title, [str(self.path.with_suffix(end)) for end in (".png", ".svg")])
 
     def _take(self, path: Path) -> None:
-        found, options = read_table(path, "options", "curves"), self.facts["options"]
-        for key in SAME:
-            if found["options"].get(key) != options[key]:
+        found = read_table(path, "options", "curves")
+        for key, theirs, mine in (
+            *((key, found["options"].get(key), self.facts["options"][key]) for key in SAME),
+            ("device", found.get("device"), self.facts.get("device")),  # the GPU's name
+        ):
+            if theirs != mine:
                 raise UserError(
-                    f"{path}: its {key} is {found['options'].get(key)}, not {options[key]}; give "
-                    "another output, or the same options"
+                    f"{path}: its {key} is {theirs}, not {mine}; give another output, or the same "
+                    "options on the same kind of device"
                 )
         self.curves.update(found["curves"])

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vla_nav.errors import UserError
 from vla_nav.simulators.habitat_faults import INSTALL, explain
 from vla_nav.verification.probes import Probe, one_line
 
@@ -69,6 +70,19 @@ def probe_habitat(simulators: Mapping[str, Any], *, timeout_s: float = _TIMEOUT_
             return [Probe("I411", _NAMES[stage], "error", found, remedy)]
         probes.append(_success(stage, said, python))
     return probes
+
+
+def require_habitat(simulators: Mapping[str, Any]) -> None:
+    """Raise `UserError` with the code, the finding and the remedy of the first probe that fails.
+
+    A check of data needs the simulator: that it is missing is no finding about the data.
+    """
+    for probe in probe_habitat(simulators):
+        if probe.severity == "error":
+            raise UserError(
+                f"{probe.code} {probe.name}: {probe.found}; {probe.remedy}; without a simulator "
+                "data is checked with doctor.reachability.num_scenes=0"
+            )
 
 
 def _interpreter_fault(python: str) -> str:
