@@ -64,6 +64,29 @@ def test_a_sweep_without_shards_has_a_folder_per_job(install) -> None:
     assert [Path(folder).name for folder in seen] == ["0", "1"]
 
 
+def test_the_command_is_told_of_every_job_with_its_folder(install, tmp_path, monkeypatch) -> None:
+    seen, told = [], []
+    install(lambda config: seen.append(config.paths.output_dir))
+    monkeypatch.setattr(
+        sys.modules["vla_nav.commands.evaluate"], "after_sweep", told.extend, raising=False
+    )
+    more = ["-m", "seed=1,2", "simulators=mesh,mesh_64", "paths.output_dir=out"]
+    for words, values in (
+        ([*more, "data.path=x"], ("seed=2", "simulators=mesh")),
+        ([*more, *SHARDS], ("seed=1", "simulators=mesh_64", "evaluation.shard=2")),
+        (["-m", "data.path=a,b", "paths.output_dir='o t/${seed}'"], ("data.path=b",)),
+    ):
+        seen.clear()
+        told.clear()
+        assert run("evaluate", words) == 0
+        assert [str(job.folder) for job in told] == seen
+        assert len(set(told)) == len(told)
+        assert any(set(job.values) == set(values) for job in told)
+    told.clear()
+    assert run("evaluate", ["data.path=x"]) == 0
+    assert told == []
+
+
 def test_a_folder_name_from_values_stays_below_the_run(install, tmp_path) -> None:
     seen = []
     install(lambda config: seen.append(config.paths.output_dir))

@@ -62,7 +62,7 @@ def test_a_temperature_below_zero_is_named(world, tiny_policy, tmp_path):
         evaluate_from(evaluate_config(world, tmp_path, *cold))
 
 
-def test_a_sweep_over_seeds_is_one_line_of_a_comparison(world, tiny_policy, tmp_path):
+def test_a_sweep_over_seeds_is_one_line_of_a_comparison(world, tiny_policy, tmp_path, capsys):
     sweep = [
         "-m",
         "seed=0,1,2",
@@ -74,6 +74,10 @@ def test_a_sweep_over_seeds_is_one_line_of_a_comparison(world, tiny_policy, tmp_
         SMALL_CAMERA,
     ]
     assert run_command("evaluate", *overrides(tiny_policy, *sweep)) == 0
+    _, end = capsys.readouterr().out.split("the sweep's evaluations")  # after the jobs' own tables
+    for seed in (0, 1, 2):
+        assert f" seed={seed} " in end
+        assert f"report: {tmp_path}/sweep/{seed}/report.html" in end
     compare = [f"compare.runs=[{tmp_path}/sweep]", f"paths.output_dir={tmp_path}/out"]
     assert run_command("compare", *compare) == 0
     content = json.loads((tmp_path / "out" / "compare.json").read_text())

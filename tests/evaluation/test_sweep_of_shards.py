@@ -50,7 +50,10 @@ def test_processes_of_one_command_make_one_report_and_a_killed_one_is_told(world
     assert 0 < len(results_of(folder)) < 30
     assert not (folder / "report.json").exists()
     second = sweep(world, folder)
-    assert second.wait() == 0, second.stdout.read().decode()
+    told = second.communicate()[0].decode()
+    assert second.returncode == 0, told
+    assert "the sweep's evaluations" in told  # though the jobs print into files of their own
+    assert f"report: {folder}/report.html" in told
     assert report_of(folder)["is_complete"]
     assert Path(open_run(folder).data["episodes"]).is_file()  # what `view` shows
     whole = tmp_path / "whole"

@@ -18,7 +18,7 @@ from pathlib import Path
 from vla_nav.errors import UserError, unknown_name
 
 _FOLDER = Path(__file__).parent
-_NOT_COMMANDS = {"__init__", "cli", "compose", "overrides", "value_kinds"}
+_NOT_COMMANDS = {"__init__", "cli", "compose", "overrides", "sweep", "value_kinds"}
 
 
 def command_names() -> tuple[str, ...]:

@@ -8,11 +8,7 @@
 
 Exit codes: 0 done, 2 a fault of the input (one line on stderr), 130 interrupted, 1 a defect of
 the program (its traceback is kept). A sweep runs all its jobs and ends with the code of the first
-that failed. Each job has a folder of its own, but the shards of one evaluation share theirs:
-
-    -m seed=1,2                              <output_dir>/0  <output_dir>/1
-    -m evaluation.shard=range(8)             <output_dir>
-    -m evaluation.shard=range(8) seed=1,2    <output_dir>/seed=1  <output_dir>/seed=2
+that failed (`vla_nav/commands/sweep.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-import re
 import sys
 import tempfile
 import traceback
@@ -45,6 +40,7 @@ from vla_nav.commands.overrides import (
     split_flags,
     swept_keys,
 )
+from vla_nav.commands.sweep import SHARD, SHARD_FOLDERS, job_folder, sweep_jobs
 from vla_nav.errors import UserError
 
 if TYPE_CHECKING:
@@ -65,8 +61,6 @@ _NO_CHECK = {"--help", "-h", "--hydra-help", "--shell-completion", "-sc", "--ver
 _OUTPUT_BYTES = 2**18  # what Hydra writes at most before a command begins
 _SWEEP = {"-m", "--multirun"}
 _INTERRUPTED = 130
-_SHARD = "evaluation.shard"  # jobs that differ in it alone are parts of one run
-_SHARD_FOLDERS = "hydra.sweep.subdir=.shards/${hydra.job.num}"  # for what Hydra itself writes
 _FULL_ERRORS = "HYDRA_FULL_ERROR"
 _ANOTHER_KIND = "a folder is wanted where a file is, or a file where a folder is; name another path"
 _REMEDIES = {  # of faults of the file system, beside a full disk
@@ -106,9 +100,13 @@ def run(command: str, overrides: Sequence[str]) -> int:
     if code:
         return code
     swept = swept_keys(values) if _SWEEP.intersection(flags) else ()
-    if _SHARD in swept:
-        values = [_SHARD_FOLDERS, *values]
-    return _run_hydra(command, [*flags, *values], swept)
+    if SHARD in swept:
+        values = [SHARD_FOLDERS, *values]
+    code = _run_hydra(command, [*flags, *values], swept)
+    if swept and code != _INTERRUPTED and _SWEEP.issuperset(flags):
+        told = _guarded(command, lambda: _after_sweep(command, values, swept))
+        return code or told
+    return code
 
 
 def plain(node: Any) -> Any:
@@ -226,22 +224,23 @@ def _run_hydra(command: str, overrides: Sequence[str], swept: Sequence[str]) -> 
 
 def _call(command: str, config: DictConfig, swept: Sequence[str]) -> int:
     if HydraConfig.get().mode == RunMode.MULTIRUN:
-        config.paths.output_dir = _job_folder(config, swept)
+        own = HydraConfig.get()
+        config.paths.output_dir = str(job_folder(own, own.overrides.task, swept))
     main: Callable[[DictConfig], int | None] = importlib.import_module(
         f"vla_nav.commands.{command}"
     ).main
     return main(config) or 0
 
 
-def _job_folder(config: DictConfig, swept: Sequence[str]) -> str:
-    """One folder per job of a sweep, and one for all shards of the same other values."""
-    own = HydraConfig.get()
-    if _SHARD not in swept:
-        return str(own.runtime.output_dir)
-    shared = Path(own.sweep.dir).absolute()
-    others = [text for text in own.overrides.task if text.partition("=")[0] in swept]
-    name = ",".join(sorted(text for text in others if not text.startswith(f"{_SHARD}=")))
-    return str(shared / re.sub(r"[^\w.,=+-]", "_", name)) if name else str(shared)
+def _after_sweep(command: str, values: Sequence[str], swept: Sequence[str]) -> int:
+    """Tell the command's `after_sweep`, where it has one, of the jobs that have ended."""
+    after = getattr(importlib.import_module(f"vla_nav.commands.{command}"), "after_sweep", None)
+    if after is not None:
+        fixed = [text for text in values if text.partition("=")[0] not in swept]
+        hydra_node = compose_config(command, fixed, hydra=True).hydra
+        OmegaConf.set_readonly(hydra_node, False)
+        after(sweep_jobs(hydra_node, values, swept))
+    return 0
 
 
 def _guarded(command: str, body: Callable[[], int]) -> int:

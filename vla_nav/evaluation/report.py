@@ -145,13 +145,23 @@ def console_table(report: Mapping[str, Any]) -> ConsoleTable:
         table.add_row(
             f"{row['name']} {row['language']}" if "language" in row else row["name"],
             f"{row['n']}/{row['num_expected']}",
-            f"{_number(row['sr'])} [{_number(row['sr_low'])}, {_number(row['sr_high'])}]",
-            *(_number(row[name]) for name in further),
-            *(_number(row[name]) for name in ("osr", "spl", "ne_m", "ndtw")),
-            _number(row["steps"], 1),
+            bounded(row),
+            *(number(row[name]) for name in further),
+            *(number(row[name]) for name in ("osr", "spl", "ne_m", "ndtw")),
+            number(row["steps"], 1),
             str(row["num_flagged"]),
         )
     return table
+
+
+def bounded(row: Mapping[str, Any]) -> str:
+    """The success rate of a row with its interval."""
+    return f"{number(row['sr'])} [{number(row['sr_low'])}, {number(row['sr_high'])}]"
+
+
+def number(value: float | str | None, digits: int = 2) -> str:
+    """A number with its digits; "inf" and "nan" of the public conventions as they are."""
+    return "-" if value is None else f"{float(value):.{digits}f}"
 
 
 def _batching_line(report: Mapping[str, Any]) -> str:
@@ -183,7 +193,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["number"] = _number
+    environment.filters["number"] = number
     environment.filters["pretty"] = lambda value: json.dumps(value, ensure_ascii=False)
     return environment
 
@@ -194,15 +204,10 @@ def _flag_lines(report: Mapping[str, Any]) -> list[str]:
     for row in report["rows"]:
         if row["num_flagged"] and row["public"]:
             vlnce = row["public"]["vlnce"]
-            shown = (f"{name} {_number(vlnce[key])}" for name, key in _AS_PUBLIC.items())
+            shown = (f"{name} {number(vlnce[key])}" for name, key in _AS_PUBLIC.items())
             lines.append(
                 f"{row['name']}: {row['num_flagged']} of {row['num_expected']} episodes have no "
                 f"finite geodesic ({report['flag_policy']}); as VLN-CE counts all: "
                 f"{', '.join(shown)}"
             )
     return lines
-
-
-def _number(value: float | str | None, digits: int = 2) -> str:
-    """A number with its digits; "inf" and "nan" of the public conventions as they are."""
-    return "-" if value is None else f"{float(value):.{digits}f}"
