@@ -284,7 +284,7 @@ def raising(error: BaseException) -> Any:
             "on a disk that can be written",
         ),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "a"), 2, "a: is a directory; a folder"),
-        (KeyboardInterrupt(), 130, "interrupted; the same command continues"),
+        (KeyboardInterrupt(), 130, "interrupted; the same command begins anew"),
         (ZeroDivisionError("a defect"), 1, "Traceback"),
     ],
 )
@@ -300,6 +300,17 @@ def test_faults_end_with_their_code_and_line(
     captured = capsys.readouterr().err
     assert message in captured
     assert (captured.count("\n") == 1) == (code != 1)
+
+
+def test_only_commands_that_continue_say_so_when_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command, then in (("profile", "begins anew"), ("record", "continues")):
+        module = ModuleType(f"vla_nav.commands.{command}")
+        module.main = raising(KeyboardInterrupt())  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, f"vla_nav.commands.{command}", module)
+        assert run(command, ["data.path=x"]) == 130
+        assert capsys.readouterr().err.endswith(f"interrupted; the same command {then}\n")
 
 
 def test_an_output_folder_that_cannot_be_made_is_one_line(

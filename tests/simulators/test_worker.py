@@ -27,6 +27,7 @@ from vla_nav.simulators.client import (
     start_worker,
 )
 from vla_nav.simulators.mesh import MeshSimulator
+from vla_nav.simulators.opening import SimulatorSetup
 from vla_nav.simulators.pool import AgentLostError, SimulatorPool
 from vla_nav.simulators.remote import RemoteSimulator
 from vla_nav.simulators.topdown import floor_maps
@@ -296,6 +297,22 @@ def test_impostors_are_named(tmp_path):
         WorkerProcess("mesh", BODY, {}, python=impostor(tmp_path, dies))
     with pytest.raises(UserError, match=r"simulators\.python=.*no module named habitat"):
         SimulatorPool("mesh", BODY, {}, num_workers=1, python=impostor(tmp_path, dies))
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda python: SimulatorPool("habitat", BODY, {}, num_workers=1, python=python),
+        lambda python: SimulatorSetup("habitat", {}, python).opened(BODY),
+    ],
+)
+def test_a_known_fault_of_the_start_is_one_flat_line(tmp_path, start):
+    dies = "import sys; sys.exit(\"No module named 'habitat_sim'\")"
+    python = impostor(tmp_path, dies)
+    with pytest.raises(UserError) as caught:
+        start(python)
+    words = f"simulators.python={python}: no worker of backend 'habitat' starts: the interpreter "
+    assert str(caught.value).startswith(f"{words}has no habitat_sim; install it in an environment")
 
 
 def test_prints_of_a_backend_do_not_reach_the_pipe():

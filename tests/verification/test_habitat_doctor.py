@@ -149,7 +149,7 @@ def test_a_driver_that_hangs_is_given_up(tmp_path: Path) -> None:
 def test_a_worker_that_dies_of_it_says_so_too(tmp_path: Path) -> None:
     words = WORDS["egl driver"].replace("\n", "\\n")
     python = fake(tmp_path / "python", f"printf '{words}' >&2", "exit 1")
-    with pytest.raises(WorkerDiedError, match=r"context \(libEGL is there.*libgl1-mesa-dri"):
+    with pytest.raises(WorkerDiedError, match=r"context; libEGL is there.*libgl1-mesa-dri"):
         WorkerProcess("habitat", BODY, {}, python=python)
     with pytest.raises(WorkerDiedError, match=r"context$"):
         WorkerProcess("mesh", BODY, {}, python=python)

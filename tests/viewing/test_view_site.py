@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import shutil
 import threading
 
 import pytest
@@ -129,6 +130,18 @@ def test_a_run_without_its_episodes_or_of_others_is_refused(run, tmp_path):
     ):
         with pytest.raises(UserError, match=named):
             view_from(view_config(tmp_path / "page", f"view.run={run}", override), None)
+
+
+def test_a_folder_of_seeds_is_told_from_a_run(run, tmp_path):
+    for seed in (2, 10):
+        shutil.copytree(run, tmp_path / "seeds" / str(seed))
+    for folder, named in (
+        ("seeds", r"seeds: holds 2 runs, .*name one of them: \S*/seeds/2, \S*/seeds/10$"),
+        ("gone", r"view\.run=\S*/gone: no folder of an evaluation"),
+    ):
+        with pytest.raises(UserError, match=named):
+            view_from(view_config(tmp_path / "page", f"view.run={tmp_path / folder}"), None)
+    view_from(view_config(tmp_path / "page", f"view.run={tmp_path}/seeds/10"), None)
 
 
 def test_a_run_without_scenes_is_shown_by_its_paths(run, tmp_path):

@@ -61,6 +61,7 @@ _NO_CHECK = {"--help", "-h", "--hydra-help", "--shell-completion", "-sc", "--ver
 _OUTPUT_BYTES = 2**18  # what Hydra writes at most before a command begins
 _SWEEP = {"-m", "--multirun"}
 _INTERRUPTED = 130
+_BEGINS_ANEW = {"compare", "doctor", "draw", "profile", "stats", "verify"}  # the others continue
 _FULL_ERRORS = "HYDRA_FULL_ERROR"
 _ANOTHER_KIND = "a folder is wanted where a file is, or a file where a folder is; name another path"
 _REMEDIES = {  # of faults of the file system, beside a full disk
@@ -270,7 +271,8 @@ def _disk_line(error: OSError) -> str | None:
 
 
 def _interrupted(command: str) -> int:
-    print(f"vla-nav {command}: interrupted; the same command continues", file=sys.stderr)
+    then = "begins anew" if command in _BEGINS_ANEW else "continues"
+    print(f"vla-nav {command}: interrupted; the same command {then}", file=sys.stderr)
     return _INTERRUPTED
 
 

@@ -75,13 +75,18 @@ def folders_of(entry: str) -> list[Path]:
     folder = Path(entry)
     if (folder / "run.json").is_file():
         return [folder]
-    found = sorted((path.parent for path in folder.glob("*/run.json")), key=_natural)
+    found = runs_below(folder)
     if not found:
         raise UserError(
             f"compare.runs: {folder} is no folder of an evaluation, nor has it folders of several "
             "(run.json); name what evaluate wrote as paths.output_dir"
         )
     return found
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The subfolders that hold something with a run.json, 2 before 10."""
+    return sorted((path.parent for path in folder.glob("*/run.json")), key=_natural)
 
 
 def read_run(folder: Path) -> Run:

@@ -2,6 +2,7 @@
 
 WorkerProcess   starts `worker.py` with any interpreter, checks the protocol, exchanges frames
 LocalWorker     the same calls without a process
+start_fault     what is said to the user where none starts
 start_worker    either of them: a backend that may end its process always gets its own
 """
 
@@ -22,7 +23,7 @@ import msgpack
 from vla_nav.episodes.types import Embodiment
 from vla_nav.errors import UserError
 from vla_nav.simulators import plain
-from vla_nav.simulators.habitat_faults import explain, without_noise
+from vla_nav.simulators.habitat_faults import Fault, explain, without_noise
 from vla_nav.simulators.worker import PROTOCOL_VERSION, answer, make_host, read_frame, write_frame
 
 IN_PROCESS_BACKENDS = ("mesh",)  # habitat-sim's errors can end the process it lives in
@@ -30,7 +31,11 @@ _WORKER_FILE = Path(__file__).with_name("worker.py")
 
 
 class WorkerDiedError(RuntimeError):
-    """The worker process ended, hung beyond its timeout or broke the protocol."""
+    """The worker process ended, hung beyond its timeout or broke the protocol; why, if known."""
+
+    def __init__(self, text: str, fault: Fault | None = None) -> None:
+        super().__init__(text if fault is None else f"{text}; {fault.cause}: {fault.remedy}")
+        self.fault = fault
 
 
 class WorkerFaultError(RuntimeError):
@@ -140,7 +145,7 @@ class WorkerProcess:
         try:
             write_frame(self._process.stdin, {"method": method, "arguments": arguments})
         except (BrokenPipeError, ValueError):
-            raise WorkerDiedError(self._epitaph("closed its input")) from None
+            raise self._died("closed its input") from None
         return _value(self._receive())
 
     def kill(self) -> None:
@@ -169,13 +174,11 @@ class WorkerProcess:
                     [descriptor], [], [], max(0.0, deadline - time.monotonic())
                 )
                 if not ready:
-                    raise WorkerDiedError(self._epitaph(f"gave no answer in {self._timeout_s:g} s"))
+                    raise self._died(f"gave no answer in {self._timeout_s:g} s")
                 part = os.read(descriptor, min(count, 1 << 20))
                 if not part:
                     self._process.wait()
-                    raise WorkerDiedError(
-                        self._epitaph(f"ended with code {self._process.returncode}")
-                    )
+                    raise self._died(f"ended with code {self._process.returncode}")
                 parts.append(part)
                 count -= len(part)
             return b"".join(parts)
@@ -183,19 +186,27 @@ class WorkerProcess:
         try:
             return read_frame(read)
         except (ValueError, msgpack.UnpackException) as error:
-            raise WorkerDiedError(self._epitaph(f"broke the protocol ({error})")) from None
+            raise self._died(f"broke the protocol ({error})") from None
 
-    def _epitaph(self, what: str) -> str:
+    def _died(self, what: str) -> WorkerDiedError:
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - 2000))
         lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
         lines = without_noise(lines)
         last = f": {lines[-1]}" if lines else ""
         text = f"simulator worker {self._process.pid} {what}{last}"
-        if self._backend != "habitat":
-            return text
-        fault = explain("\n".join(lines), self._process.poll())
-        return text if fault is None else f"{text} ({fault.cause}; {fault.remedy})"
+        is_known = self._backend == "habitat"  # whose words the table has
+        fault = explain("\n".join(lines), self._process.poll()) if is_known else None
+        return WorkerDiedError(text, fault)
+
+
+def start_fault(error: WorkerDiedError, backend: str, python: str | None) -> UserError:
+    """The one line for a worker that does not even start."""
+    place = f"simulators.python={python or f'null, {sys.executable}'}"
+    why = f"{error}; name an interpreter that has the backend, or raise simulators.timeout_s"
+    if error.fault is not None:  # then the process's number and last words tell nothing more
+        why = f"{error.fault.cause}; {error.fault.remedy}"
+    return UserError(f"{place}: no worker of backend '{backend}' starts: {why}")
 
 
 def start_worker(

@@ -10,9 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from vla_nav.episodes.types import Embodiment
-from vla_nav.errors import UserError
 from vla_nav.frozen import frozen
-from vla_nav.simulators.client import IN_PROCESS_BACKENDS, Worker, WorkerDiedError, start_worker
+from vla_nav.simulators.client import (
+    IN_PROCESS_BACKENDS,
+    Worker,
+    WorkerDiedError,
+    start_fault,
+    start_worker,
+)
 from vla_nav.simulators.protocol import Simulator
 from vla_nav.simulators.remote import RemoteSimulator
 
@@ -68,7 +73,4 @@ class SimulatorSetup:
                 timeout_s=self.timeout_s,
             )
         except WorkerDiedError as error:
-            raise UserError(
-                f"simulators.python={self.python}: no worker of backend '{self.backend}' starts "
-                f"({error}); name an interpreter that has the backend"
-            ) from None
+            raise start_fault(error, self.backend, self.python) from None

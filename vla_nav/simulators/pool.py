@@ -22,11 +22,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from vla_nav.episodes.types import Embodiment
-from vla_nav.errors import UserError
 from vla_nav.simulators.client import (
     Worker,
     WorkerDiedError,
     WorkerProcess,
+    start_fault,
     start_worker,
 )
 from vla_nav.simulators.memory import resident_mib
@@ -89,10 +89,7 @@ class SimulatorPool:
                 _Lane(start, one.result(), self._answers, max_resident_mib) for one in starts
             ]
         except WorkerDiedError as error:
-            raise UserError(
-                f"simulators.python={python}: no worker of backend '{backend}' starts ({error}); "
-                "name an interpreter that has the backend, or raise simulators.timeout_s"
-            ) from None
+            raise start_fault(error, backend, python) from None
         # An agent in yet another scene of the same worker would push one out that is in use.
         self.max_scenes = starts[0].result().max_scenes
         if num_workers:

@@ -106,7 +106,7 @@ def make_host(backend: str) -> Any:
             from vla_nav.simulators.habitat_library import library_version
         except ImportError as error:
             reason = " ".join(str(error).split())
-            raise SystemExit(f"{sys.executable} cannot import habitat-sim ({reason})") from None
+            raise SystemExit(f"{sys.executable} cannot import habitat-sim: {reason}") from None
 
         return Host(HabitatSimulator, max_simulators=1, version=library_version())
     raise ValueError(f"unknown simulator backend {backend!r}; allowed: mesh, habitat")

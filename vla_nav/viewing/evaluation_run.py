@@ -21,6 +21,7 @@ import yaml
 
 from vla_nav.episodes.types import MOVE_FORWARD, STOP, TURN_LEFT, TURN_RIGHT, Embodiment, Episode
 from vla_nav.errors import UserError
+from vla_nav.evaluation.comparison_runs import runs_below
 from vla_nav.evaluation.results import read_results
 from vla_nav.evaluation.setup import episodes_digest, read_episodes
 from vla_nav.files import read_json
@@ -105,6 +106,8 @@ def open_run(
     """The run in `folder`. rows: which ones, None for all. data: values that replace those of the
     run (a data set that was moved). Raises `UserError` for what is missing or does not belong."""
     folder = Path(folder)
+    if not (folder / "run.json").is_file():
+        raise UserError(_no_run(folder))
     facts = read_json(folder / "run.json")
     if not isinstance(facts, dict) or not {"embodiment", "success", "dataset"} <= facts.keys():
         raise UserError(f"{folder / 'run.json'}: not of an evaluation; name a folder of evaluate")
@@ -179,6 +182,17 @@ def _which_moved(moves: np.ndarray, yaws: list[float]) -> list[bool]:
         moved.append(bool(took[i, j]))
         j -= int(took[i, j])
     return moved[::-1]
+
+
+def _no_run(folder: Path) -> str:
+    """What to say of a folder that is no evaluation; a sweep's has one per seed below it."""
+    found = runs_below(folder)
+    if not found:
+        return f"view.run={folder}: no folder of an evaluation (run.json); name what evaluate wrote"
+    names = ", ".join(str(path) for path in found[:4]) + (", ..." if len(found) > 4 else "")
+    return (
+        f"view.run={folder}: holds {len(found)} runs, a page shows one; name one of them: {names}"
+    )
 
 
 def _check(folder: Path, record: Mapping[str, Any]) -> None:
