@@ -15,6 +15,7 @@ from tests.episodes.fixtures import streamvln
 from vla_nav.actions.discrete import DiscreteSpace
 from vla_nav.errors import UserError
 from vla_nav.training.data_stats import StatsOptions, data_stats
+from vla_nav.training.settings import PartitionSettings
 from vla_nav.training.stats_cost import GpuSettings, epoch_cost, hours_text
 from vla_nav.training.stats_pictures import histogram, write_pictures
 from vla_nav.training.stats_table import stats_table
@@ -117,6 +118,27 @@ def test_trees_longer_than_a_pack_are_counted(tmp_path: Path) -> None:
     found = counted(root, Layout(), pack_tokens=longest - 1)
     assert 1 <= found["trees_longer_than_a_pack"] <= 3
     assert f"training.pack_tokens is {longest - 1}" in stats_table(found)
+
+
+def test_partitions_are_counted_as_training_cuts(tmp_path: Path) -> None:
+    root = write_split(tmp_path)
+    found = counted(root, Layout())
+    assert found["partitions"] is None
+    assert "\npartitions " not in stats_table(found)
+    most = found["tokens_per_tree"]["max"]
+    whole = counted(root, Layout(), partition=PartitionSettings(tokens=most))
+    assert whole["partitions"]["trees"] == 0
+    assert "none: no tree is longer" in stats_table(whole)
+    cut = counted(root, Layout(), partition=PartitionSettings(tokens=most // 3))
+    counts = cut["partitions"]
+    assert counts["most_partitions"] >= 3
+    assert counts["partitions"] >= counts["trees"] * 2
+    assert 0 < counts["recomputed_tokens"] < counts["tree_tokens"] <= found["n_tree"]
+    assert counts["live_tokens"] <= most // 3
+    assert f"at most {counts['most_partitions']};" in stats_table(cut)
+    kept = counted(root, Layout(), partition=PartitionSettings(tokens=most // 3, mode="keep"))
+    assert kept["partitions"]["recomputed_tokens"] == 0
+    assert kept["partitions"]["live_tokens"] >= counts["live_tokens"]
 
 
 def test_histograms_hold_every_value_once() -> None:

@@ -21,6 +21,7 @@ from vla_nav.commands.compose import run as run_command
 from vla_nav.errors import UserError
 from vla_nav.models.assembly import ModelConfig
 from vla_nav.models.prompt import Layout
+from vla_nav.training.settings import PartitionSettings
 from vla_nav.training.shapes import FrameTokens
 from vla_nav.tree import PrefixTree
 from vla_nav.verification.drawing import figure_of, png_bytes, svg_bytes
@@ -220,6 +221,28 @@ def test_files_open_are_whole_and_need_no_network() -> None:
     assert "label: STOP" in nodes["texts"].values()
     stats = drawing.stats
     assert f"{stats.num_flat_tokens:,} tokens become one tree of {stats.num_tree_tokens:,}" in text
+
+
+@pytest.mark.parametrize("mode", ["recompute", "keep"])
+def test_partitions_are_drawn_under_the_tokens_that_they_own(mode: str) -> None:
+    settings = PartitionSettings(tokens=20, mode=mode)
+    drawing = drawn(Layout(), partition=settings)
+    assert drawing.partitions is not None
+    figure = figure_of(drawing)
+    page = _Page()
+    page.feed(text := page_of(drawing, svg_bytes(figure).decode()))
+    owner = np.full(drawing.tree.num_tokens, -1)
+    for part in drawing.partitions.parts:
+        assert (owner[part.own.numpy()] == -1).all()
+        owner[part.own.numpy()] = part.number
+    begins = np.flatnonzero(np.diff(owner, prepend=-1)).tolist()  # where a bar has to begin
+    drawn_bars = [name for name in page.ids if name.startswith("partition-")]
+    assert drawn_bars.count(f"partition-{owner[0]}-0") == 1
+    assert sorted(drawn_bars) == sorted(f"partition-{owner[start]}-{start}" for start in begins)
+    assert f"Computed in {owner.max() + 1} partitions ({mode})" in text
+    whole = drawn(Layout(), partition=PartitionSettings(tokens=drawing.tree.num_tokens))
+    assert whole.partitions is None
+    assert "partitions" not in page_of(whole, svg_bytes(figure_of(whole)).decode())
 
 
 def test_a_generated_trajectory_has_a_leaf_per_step_and_instruction() -> None:

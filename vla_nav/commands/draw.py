@@ -32,6 +32,7 @@ def main(cfg: DictConfig) -> int:
         episode=options["episode"],
         num_steps=options["steps"],
         block_size=options["block_size"],
+        partition=instantiate(cfg.training.partition),
         seed=cfg.seed,
     )
     drawing = drawing_of(recipe)

@@ -36,6 +36,7 @@ def main(cfg: DictConfig) -> int:
             options=StatsOptions(**options),
             gpu=gpu,
             pack_tokens=cfg.training.pack_tokens,
+            partition=instantiate(cfg.training.partition),
         )
         target = (folder / split if splits else folder) / "stats.json"
         write_json(target, stats)

@@ -27,8 +27,10 @@ from vla_nav.training.episode_file import open_episodes
 from vla_nav.training.grouping import grouped
 from vla_nav.training.made_summaries import MadeSummaries, episode_paths
 from vla_nav.training.recorded_split import require_conventions
+from vla_nav.training.settings import PartitionSettings
 from vla_nav.training.shapes import encoder_flops, flop_model, frame_tokens
 from vla_nav.training.stats_cost import GpuSettings, epoch_cost
+from vla_nav.training.stats_partitions import PartitionCounts
 from vla_nav.training.stats_pictures import histogram
 from vla_nav.training.stats_verdict import verdict
 from vla_nav.tree import (
@@ -81,13 +83,14 @@ class StatsOptions:
 
 class Counted(NamedTuple):
     """The counts of one layout: all trees added up, the tokens of each, and those of the longest
-    path of each, added up."""
+    path of each, added up; how the long ones are cut."""
 
     layout: Layout
     group: str
     total: TreeStats
     lengths: Sequence[int]
     num_chain: int
+    partitions: PartitionCounts
 
 
 def data_stats(
@@ -104,12 +107,14 @@ def data_stats(
     options: StatsOptions | None = None,
     gpu: GpuSettings | None = None,
     pack_tokens: int | None = None,
+    partition: PartitionSettings | None = None,
 ) -> dict[str, Any]:
     """Plain values: counts, POR, token and FLOP bound, lengths, parameters, cost and verdict.
 
     every: also one row per layout (key `layouts`), with the sizes of `layout`. gpu: what the cost
-    is given for. pack_tokens: the token budget of a pack, to tell which trees are longer. Raises
-    `UserError` for data that is not there or does not fit, and for impossible options.
+    is given for. pack_tokens: the token budget of a pack, to tell which trees are longer.
+    partition: how training cuts trees (those of `layout` alone). Raises `UserError` for data that
+    is not there or does not fit, and for impossible options.
     """
     options = options or StatsOptions()
     episodes = open_episodes(
@@ -140,7 +145,7 @@ def data_stats(
     builder = builder_of(layout)
     flops, num_backbone = flop_model(model, builder.vocabulary, frame_flops=encoder_flops(encoder))
     chosen = _chosen(episodes, group, options.max_episodes)
-    main = _count(builder, episodes, chosen, layout, group, supervise, options)
+    main = _count(builder, episodes, chosen, layout, group, supervise, options, partition)
     steps = episodes.num_steps[np.concatenate(chosen)]
     found: dict[str, Any] = {
         "data": str(episodes.root),
@@ -163,6 +168,7 @@ def data_stats(
         "trees_longer_than_a_pack": sum(
             length > (pack_tokens or length) for length in main.lengths
         ),
+        "partitions": main.partitions.as_json(),
         "lengths": {"steps": histogram(steps.tolist()), "tokens": histogram(main.lengths)},
         "parameters": {
             "backbone_matrices": flops.linear_parameters,
@@ -218,8 +224,10 @@ def _count(
     group: str,
     supervise: str,
     options: StatsOptions,
+    partition: PartitionSettings | None = None,
 ) -> Counted:
     parts, lengths, num_chain = [], [], 0
+    cuts = PartitionCounts(partition or PartitionSettings())
     for members in chosen:
         paths, num_frames = episode_paths(
             builder,
@@ -234,7 +242,8 @@ def _count(
         parts.append(tree_stats(tree))
         lengths.append(parts[-1].num_tree_tokens)
         num_chain += int(tree.position_ids.max()) + 1
-    return Counted(layout, group, total_stats(parts), lengths, num_chain)
+        cuts.add(tree)
+    return Counted(layout, group, total_stats(parts), lengths, num_chain, cuts)
 
 
 def _row(counted: Counted, flops: FlopModel) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vla_nav.training.stats_cost import hours_text
+from vla_nav.training.stats_partitions import partitions_text
 
 
 def stats_table(stats: Mapping[str, Any]) -> str:
@@ -50,6 +51,8 @@ def stats_table(stats: Mapping[str, Any]) -> str:
                 f"{stats['pack_tokens']:,}, the longest tree has {lengths['max']:,}",
             )
         )
+    if stats["partitions"] is not None:
+        rows.append(("partitions", partitions_text(stats["partitions"])))
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
     if "layouts" in stats:

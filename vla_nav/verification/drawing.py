@@ -37,6 +37,7 @@ from vla_nav.verification.drawing_pack import (
     has_numbers,
     paint_numbers,
     paint_pack,
+    paint_partitions,
     paint_weights,
 )
 from vla_nav.verification.drawing_tokens import Run, token_colours
@@ -61,6 +62,7 @@ def figure_of(drawing: Drawing) -> Figure:
     lanes = tree_shape(tree, min_width=depth * 0.003, gap=depth * 0.003).num_lanes
     tree_in = float(np.clip(0.26 * lanes, 0.36 * min(lanes, 4), 11.0)) + 1.15
     row_in = 1.25 if has_arcs(tree) else 0.42
+    row_in += 0 if drawing.partitions is None else 0.25
     pack_in = row_in + (1.5 if has_numbers(tree, _PANEL_PX) else 2.3)
     mask_in = 8.3
     heights = [1.15, tree_in, pack_in, 1.25, mask_in]
@@ -76,6 +78,8 @@ def figure_of(drawing: Drawing) -> Figure:
     gap_in = 0.66
     axes = low.add_axes((0.045, 1 - (gap_in + row_in) / pack_in, 0.94, row_in / pack_in))
     paint_pack(axes, tree, runs, drawing.texts, width_px=_PANEL_PX)
+    if drawing.partitions is not None:
+        paint_partitions(axes, drawing.partitions)
     numbers_in = pack_in - gap_in - row_in - 0.12
     axes = low.add_axes((0.045, 0.06 / pack_in, 0.94, numbers_in / pack_in))
     paint_numbers(axes, tree, width_px=_PANEL_PX)

@@ -2,6 +2,7 @@
 
     predictor arcs      .---------.          the parent's last token predicts a branch's first
     pack              r a b x y | padding
+    partitions        0 0 0 1 1          where it is computed in several
     position_ids      0 1 2 3 1              depth on the path: falls back where a branch begins
     subtree_end       5 4 4 4 5              where the last token stands that sees this one
     weight            . . 1 1 2              w of every target
@@ -19,6 +20,7 @@ from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path as Curve
 
 from vla_nav.tree import PrefixTree
+from vla_nav.tree.partition_types import Partitioned
 from vla_nav.tree.types import BoolArray
 from vla_nav.verification.drawing_tokens import (
     COLOURS,
@@ -35,6 +37,7 @@ _SEPARATED_PX = 6  # nodes at least so wide get a white line before them
 _ARCS = 400  # more branches than that would be a blot
 _LINE = "#5c6470"
 _POSITION, _END = "#20639b", "#9b5de5"
+_BARS = ("#33404d", "#7b8794")  # of partitions, in turns
 
 
 def has_numbers(tree: PrefixTree, width_px: float) -> bool:
@@ -84,6 +87,24 @@ def paint_pack(
         )
     axes.set_ylim(0, 3.2 if has_arcs(tree) else 1)
     _frame(axes, tree, "pack")
+
+
+def paint_partitions(axes: Axes, cut: Partitioned) -> None:
+    """A numbered bar under the own tokens of every partition; call it after `paint_pack`."""
+    for part in cut.parts:
+        own = part.own.numpy()
+        starts = own[np.diff(own, prepend=-2) != 1]
+        stops = own[np.diff(own, append=own[-1] + 2) != 1] + 1
+        colour = _BARS[part.number % len(_BARS)]
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            bar = Rectangle((start, -0.5), stop - start, 0.4, facecolor=colour, linewidth=0)
+            bar.set(gid=f"partition-{part.number}-{start}")
+            axes.add_patch(bar)
+            axes.text(
+                (start + stop) / 2, -0.3, str(part.number), fontsize=6, color="white",
+                ha="center", va="center", clip_on=True,
+            )  # fmt: skip
+    axes.set_ylim(-0.55, axes.get_ylim()[1])
 
 
 def paint_numbers(axes: Axes, tree: PrefixTree, *, width_px: float) -> None:

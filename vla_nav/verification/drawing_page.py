@@ -64,6 +64,7 @@ def page_of(drawing: Drawing, svg: str) -> str:
 
 def _numbers(drawing: Drawing) -> list[tuple[str, str]]:
     stats, blocks, tree = drawing.stats, drawing.blocks, drawing.tree
+    cut = drawing.partitions
     return [
         ("steps", f"{drawing.num_steps:,}"),
         ("paths K (flat training samples)", f"{stats.num_paths:,}"),
@@ -84,6 +85,15 @@ def _numbers(drawing: Drawing) -> list[tuple[str, str]]:
             f"{blocks.num_full:,}, {blocks.num_partial:,}, {blocks.num_dead:,}",
         ),
         ("visible share of the live blocks", f"{blocks.live_density:.3f}"),
+        *(
+            []
+            if cut is None
+            else [
+                (f"partitions ({cut.mode})", f"{len(cut.parts):,}"),
+                ("gateway keys, summed over them", f"{cut.gateway_tokens:,}"),
+                ("tokens computed twice", f"{cut.recomputed_tokens:,}"),
+            ]
+        ),
     ]
 
 

@@ -8,7 +8,7 @@ No model is made and no frame is read: the encoder's token counts are enough.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vla_nav.actions.types import ActionSpace
@@ -20,7 +20,9 @@ from vla_nav.training.episode_file import open_episodes
 from vla_nav.training.grouping import GROUPS, grouped
 from vla_nav.training.made_summaries import MadeSummaries, episode_paths
 from vla_nav.training.recorded_split import require_conventions
+from vla_nav.training.settings import PartitionSettings
 from vla_nav.training.shapes import FrameTokens
+from vla_nav.training.stats_partitions import cut_tree
 from vla_nav.tree import PrefixTree
 from vla_nav.verification.drawing_tokens import FRAME, LABEL, POOLED, token_kinds, token_runs
 from vla_nav.verification.drawing_words import Drawing
@@ -52,6 +54,7 @@ class DrawRecipe:
     episode: int | str | None = None
     num_steps: int = 16
     block_size: int | None = None
+    partition: PartitionSettings = field(default_factory=PartitionSettings)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -155,6 +158,7 @@ def _drawn(recipe: DrawRecipe, builder: PromptBuilder, group: list[Episode], tit
         texts=texts,
         num_steps=len(group[0].steps),
         block_size=recipe.block_size,
+        partitions=cut_tree(tree, recipe.partition),
     )
 
 

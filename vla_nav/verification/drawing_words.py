@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vla_nav.tree import PrefixTree, TreeStats, tree_stats
+from vla_nav.tree.partition_types import Partitioned
 from vla_nav.tree.types import IntArray
 from vla_nav.verification.drawing_mask import Blocks, mask_blocks
 from vla_nav.verification.drawing_pack import far_targets
@@ -20,11 +21,14 @@ from vla_nav.verification.drawing_tokens import (
     token_runs,
 )
 
+_SHOWN_PARTITIONS = 12
+
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
     """What is drawn. title: the episode in words; layout: its name; kinds (T,): see
-    `drawing_tokens.py`; texts: what the tokens of a node say, for the page."""
+    `drawing_tokens.py`; texts: what the tokens of a node say, for the page. partitions: how
+    training computes the tree, None for all at once."""
 
     title: str
     layout: str
@@ -33,6 +37,7 @@ class Drawing:
     texts: dict[int, str]
     num_steps: int
     block_size: int | None = None
+    partitions: Partitioned | None = None
 
     @property
     def runs(self) -> list[Run]:
@@ -84,7 +89,25 @@ def pack_words(drawing: Drawing) -> str:
     return (
         "The same tokens in one row, parents before children, heaviest child first. position_ids "
         "is the depth in the tree, so branches of one point share positions; subtree_end is the "
-        f"place behind a token's last descendant. {predicted}"
+        f"place behind a token's last descendant. {predicted} {partition_words(drawing)}"
+    ).rstrip()
+
+
+def partition_words(drawing: Drawing) -> str:
+    """How the pack is cut; "" where it is not."""
+    cut = drawing.partitions
+    if cut is None:
+        return ""
+    sizes = [len(part.own) for part in cut.parts]
+    keys = [part.num_prefix for part in cut.parts]
+    shown = slice(_SHOWN_PARTITIONS)
+    more = ", ..." if len(sizes) > _SHOWN_PARTITIONS else ""
+    return (
+        f"Computed in {len(sizes)} partitions ({cut.mode}), the numbered bars under the row: "
+        f"{', '.join(f'{size:,}' for size in sizes[shown])}{more} own tokens, beside "
+        f"{', '.join(f'{count:,}' for count in keys[shown])}{more} keys of ancestors computed "
+        f"before; {cut.recomputed_tokens:,} tokens are computed twice, activations of "
+        f"{cut.chain_tokens():,} are alive at once."
     )
 
 
