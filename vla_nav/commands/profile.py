@@ -8,10 +8,11 @@ from omegaconf import DictConfig
 def main(cfg: DictConfig) -> int:
     from pathlib import Path
 
-    from vla_nav.commands.compose import encoder_keywords, instantiate, tree_layout
+    from vla_nav.commands.compose import encoder_keywords, instantiate, plain, tree_layout
     from vla_nav.profiling.profile_run import profile
     from vla_nav.profiling.profile_table import profile_table
     from vla_nav.training.fit import Recipe
+    from vla_nav.training.mixture import read_sources
 
     recipe = Recipe(
         data_path=cfg.data.path,
@@ -27,6 +28,7 @@ def main(cfg: DictConfig) -> int:
         seed=cfg.seed,
         num_workers=cfg.num_workers,
         num_threads=cfg.num_threads,
+        mixture=() if cfg.data.mixture is None else read_sources(plain(cfg.data)),
     )
     callbacks = {
         name: node

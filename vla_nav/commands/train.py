@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 def main(cfg: DictConfig) -> int:
     from vla_nav.commands.compose import encoder_keywords, instantiate, plain, tree_layout
     from vla_nav.training.fit import Recipe, fit
+    from vla_nav.training.mixture import read_sources
     from vla_nav.training.run_folder import describe
 
     callbacks = {name: node for name, node in cfg.callbacks.items() if node is not None}
@@ -26,6 +27,7 @@ def main(cfg: DictConfig) -> int:
         seed=cfg.seed,
         num_workers=cfg.num_workers,
         num_threads=cfg.num_threads,
+        mixture=() if cfg.data.mixture is None else read_sources(plain(cfg.data)),
     )
     result = fit(
         recipe,

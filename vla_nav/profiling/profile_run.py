@@ -41,6 +41,7 @@ from vla_nav.training.ema import WeightAverage
 from vla_nav.training.fit import (
     Recipe,
     ending_as_asked,
+    predicted_costs,
     product_dtype,
     quiet,
     require_attention,
@@ -206,10 +207,11 @@ def _make(
     torch.manual_seed(recipe.seed)
     training = replace(recipe.settings, budget=Budget(max_steps=num_steps))
     encoder = TimmEncoder(**recipe.encoder)
+    first = recipe.sources[0]
     assembled = assemble(
         recipe.model,
         action_space=recipe.action_space,
-        embodiment=open_recorded(recipe.data_path, recipe.split).embodiment,
+        embodiment=open_recorded(first.path, first.split).embodiment,
         layout=recipe.layout,
         encoder=encoder,
         attention=recipe.attention,
@@ -225,6 +227,8 @@ def _make(
         group=recipe.group,
         seed=recipe.seed,
         num_workers=recipe.num_workers,
+        sources=recipe.sources,
+        cost=lambda: predicted_costs(recipe, assembled.model.vocabulary),
     )
     data.num_steps = num_steps
     module = TrainingModule(

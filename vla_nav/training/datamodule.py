@@ -7,7 +7,8 @@ validation another recorded split, or scenes of the training split that no step 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,19 @@ from vla_nav.errors import UserError
 from vla_nav.models.prompt import PromptBuilder
 from vla_nav.seeding import generator
 from vla_nav.training.batch import Batch, PackMaker
-from vla_nav.training.dataset import PackDataset, RecordedTrees, StepDataset, StepSampler
+from vla_nav.training.cost_model import CostModel, PackCosts
+from vla_nav.training.dataset import (
+    MixedTrees,
+    PackDataset,
+    RecordedTrees,
+    StepDataset,
+    StepSampler,
+)
+from vla_nav.training.mixture import EpochDraws, Source, require_same_body
 from vla_nav.training.packing import PackOrder, require_fitting
 from vla_nav.training.recorded_split import open_recorded, require_conventions
 from vla_nav.training.settings import TrainingSettings
+from vla_nav.training.tree_counts import estimate_counts
 from vla_nav.vision.cache import FeatureCache, cache_folder
 from vla_nav.vision.encoder import TimmEncoder
 from vla_nav.vision.pixels import PixelResizer
@@ -63,7 +73,11 @@ def held_out(scenes: Sequence[str], share: float, seed: int) -> np.ndarray:
 
 
 class RecordedData(LightningDataModule):
-    """Loaders over recorded splits. Everything is opened and checked by the constructor."""
+    """Loaders over recorded splits. Everything is opened and checked by the constructor.
+
+    sources: what is trained on; None: `split` of `data_path` alone, which is also what a
+    validation split belongs to. cost: makes what packs are balanced by, where they are.
+    """
 
     def __init__(
         self,
@@ -78,17 +92,24 @@ class RecordedData(LightningDataModule):
         group: str = "episode",
         seed: int = 0,
         num_workers: int = 0,
+        sources: Sequence[Source] | None = None,
+        cost: Callable[[], CostModel] = CostModel,
     ) -> None:
         super().__init__()
         self._settings, self._seed, self._num_workers = settings, seed, num_workers
         self._make_pack = PackMaker(backend(attention), settings.partition)
         self._supervise, self._group = supervise, group
-        self._open = lambda name: self._trees(data_path, name, builder, encoder)
-        self._train = self._open(split)
-        self.fingerprint = self._train.episodes.fingerprint()
+        self._open = lambda path, name: self._trees(path, name, builder, encoder)
+        self._sources = tuple(sources or (Source(str(data_path), split),))
+        parts = [self._open(source.path, source.split) for source in self._sources]
+        stated = [part.episodes.conventions for part in parts]
+        require_same_body(list(zip(self._sources, stated, strict=True)))
+        self._train = MixedTrees(parts)
+        self.fingerprint = self._train.fingerprint()
         self._lengths = self._train.lengths()
         require_fitting(self._lengths, settings.pack_tokens, self._train.names())
-        self._split_off_validation(split)
+        self._split_off_validation(data_path)
+        self._cost = cost
         self.num_steps: int | None = None
 
     @property
@@ -158,14 +179,32 @@ class RecordedData(LightningDataModule):
             and self.trainer.strategy.root_device.type == "cuda",
         )
 
+    @cached_property
+    def costs(self) -> PackCosts:
+        """Predicted costs of the packs of training trees, counted among those that take part."""
+        taken = self._train_indices
+        counts = estimate_counts(self._train, self._lengths).counts.take(taken)
+        return PackCosts(
+            self._cost(), counts, self._settings.partition, bounds=self._lengths[taken]
+        )
+
     def _order(self, rank: int, num_ranks: int) -> PackOrder:
+        settings = self._settings
+        is_shared = settings.accumulate * num_ranks > 1
         return PackOrder(
             self._lengths[self._train_indices],
-            pack_tokens=self._settings.pack_tokens,
-            accumulate=self._settings.accumulate,
+            pack_tokens=settings.pack_tokens,
+            accumulate=settings.accumulate,
             seed=self._seed,
             rank=rank,
             num_ranks=num_ranks,
+            draws=EpochDraws(
+                self._train.sizes,
+                [source.weight for source in self._sources],
+                seed=self._seed,
+                members=self._train_indices,
+            ),
+            costs=self.costs if settings.balance == "cost" and is_shared else None,
         )
 
     def _trees(
@@ -178,18 +217,19 @@ class RecordedData(LightningDataModule):
             episodes, builder, frames, supervise=self._supervise, group=self._group
         )
 
-    def _split_off_validation(self, split: str) -> None:
+    def _split_off_validation(self, data_path: str | Path) -> None:
         validation = self._settings.validation
-        if validation.split is not None and validation.split != split:
-            self._val = self._open(validation.split)
-            self._val_lengths = self._val.lengths()
+        if validation.split is not None:
+            if str(Source(str(data_path), validation.split)) in map(str, self._sources):
+                raise UserError(
+                    f"training.validation.split={validation.split} is the training split; choose "
+                    "another one, or null with a holdout_share"
+                )
+            trees = self._open(data_path, validation.split)
+            self._val: RecordedTrees | MixedTrees = trees
+            self._val_lengths = trees.lengths()
             self._train_indices = np.arange(len(self._train))
-            candidates = np.arange(len(self._val))
-        elif validation.split == split:
-            raise UserError(
-                f"training.validation.split={split} is the training split; choose another one, or "
-                "null with a holdout_share"
-            )
+            candidates = np.arange(len(trees))
         else:
             is_held_out = held_out(self._train.scene_ids(), validation.holdout_share, self._seed)
             self._val, self._val_lengths = self._train, self._lengths

@@ -31,15 +31,19 @@ from vla_nav.models.assembly import Assembled, ModelConfig, assemble
 from vla_nav.models.checkpoint import save_policy
 from vla_nav.models.prompt import Layout
 from vla_nav.models.vla import VLA
+from vla_nav.models.vocabulary import Vocabulary
 from vla_nav.training.checkpointing import RunCheckpoint, newest_readable
+from vla_nav.training.cost_model import CostModel
 from vla_nav.training.curve import CurveLogger, write_csv
 from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.ema import WeightAverage
+from vla_nav.training.mixture import Source
 from vla_nav.training.module import TrainingModule
 from vla_nav.training.recorded_split import open_recorded
 from vla_nav.training.run_folder import RunFolder, process_rank
 from vla_nav.training.schedule import Progress
 from vla_nav.training.settings import TrainingSettings
+from vla_nav.training.shapes import encoder_flops, flop_model
 from vla_nav.vision.encoder import TimmEncoder
 
 _DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
@@ -51,7 +55,8 @@ class Recipe:
 
     encoder: keywords of `TimmEncoder`. attention: a backend's name. supervise: own | all. group:
     episode | trajectory, what makes one tree.
-    num_threads: of torch in this process, None for torch's choice.
+    num_threads: of torch in this process, None for torch's choice. mixture: what is trained on
+    instead of `split` of `data_path` alone.
     """
 
     data_path: str
@@ -67,6 +72,12 @@ class Recipe:
     seed: int = 0
     num_workers: int = 0
     num_threads: int | None = None
+    mixture: tuple[Source, ...] = ()
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """What is trained on."""
+        return self.mixture or (Source(self.data_path, self.split),)
 
 
 def fit(
@@ -91,7 +102,8 @@ def fit(
     if recipe.num_threads is not None:
         torch.set_num_threads(recipe.num_threads)
     _seed_everything(recipe.seed)
-    episodes = open_recorded(recipe.data_path, recipe.split)
+    first = recipe.sources[0]
+    episodes = open_recorded(first.path, first.split)
     encoder = TimmEncoder(**recipe.encoder)
     assembled = assemble(
         recipe.model,
@@ -113,6 +125,8 @@ def fit(
         group=recipe.group,
         seed=recipe.seed,
         num_workers=recipe.num_workers,
+        sources=recipe.sources,
+        cost=lambda: predicted_costs(recipe, assembled.model.vocabulary),
     )
     folder = RunFolder(
         output_dir,
@@ -187,6 +201,12 @@ def fit(
     return result
 
 
+def predicted_costs(recipe: Recipe, vocabulary: Vocabulary) -> CostModel:
+    """What packs are balanced by: the FLOPs of the configured model."""
+    flops, _ = flop_model(recipe.model, vocabulary, frame_flops=encoder_flops(recipe.encoder))
+    return CostModel.from_flops(flops)
+
+
 @dataclass(frozen=True)
 class _PolicySaver:
     """Writes the policy bundle with averaged weights where there are any."""
@@ -208,6 +228,7 @@ class _PolicySaver:
             data={
                 "path": self.recipe.data_path,
                 "split": self.recipe.split,
+                "mixture": [source.as_json() for source in self.recipe.mixture] or None,
                 "fingerprint": self.fingerprint,
                 "steps": trainer.global_step,
             },

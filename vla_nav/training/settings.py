@@ -14,6 +14,7 @@ from vla_nav.training.schedule import Budget
 from vla_nav.tree.partition_types import PartitionMode
 
 _NORMALISATIONS = ("path_mean", "token_mean", "step_sum")
+BALANCES = ("cost", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,15 @@ class TrainingSettings:
     step and rank. partition: packs of more tokens than it says are computed in partitions, so that
     pack_tokens may be larger than what fits in memory. parallel_packs: packs of a step that are
     computed at once, each by one thread of its own (CPU only; set num_threads to 1 with it).
+    balance: cost (the trees of a step are divided into packs and ranks of equal predicted cost) or
+    none (packs as they were filled).
     warmup_share and final_share: see `vla_nav.training.schedule`.
     """
 
     pack_tokens: int = 8192
     accumulate: int = 1
     parallel_packs: int = 1
+    balance: str = "cost"
     budget: Budget = field(default_factory=lambda: Budget(max_steps=1000))
     warmup_share: float = 0.03
     final_share: float = 0.02
@@ -85,6 +89,8 @@ class TrainingSettings:
             require_count(f"training.{name}", getattr(self, name))
         if self.normalisation not in _NORMALISATIONS:
             raise unknown_name("losses.normalisation", self.normalisation, _NORMALISATIONS)
+        if self.balance not in BALANCES:
+            raise unknown_name("training.balance", str(self.balance), BALANCES)
         if self.parallel_packs > 1 and self.partition.tokens is not None:
             raise UserError(
                 f"training.parallel_packs={self.parallel_packs} computes whole packs at once; with "
