@@ -4,6 +4,7 @@ A writer fills a temporary neighbour, flushes it to disk and renames it over the
 reader (or a second start after a kill) sees the old file or the new one, never half of one.
 
     atomic_path("a.json"):   a.json.tmp-<pid>  --write, fsync-->  rename  -->  a.json
+    atomic_folder("a"):      a.tmp-<pid>/...   the same for a folder of files
 """
 
 from __future__ import annotations
@@ -38,23 +39,46 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
     try:
-        yield temporary
-        with open(temporary, "rb") as handle:
-            os.fsync(handle.fileno())
-        os.replace(temporary, target)
-    except OSError as error:
-        if error.filename in (None, str(temporary)):
-            error.filename = str(target)
-        raise
-    except UserError:
-        raise
-    except Exception as error:
-        if not _is_disk_full(target.parent, error):
-            raise
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from error
+        with _naming(target, temporary):
+            yield temporary
+            _flush(temporary)
+            os.replace(temporary, target)
     finally:
         with suppress(OSError):  # a read-only disk refuses even to unlink what is not there
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(target: str | Path) -> Iterator[Path]:
+    """Yield a new temporary folder beside `target`; rename it to `target` if the body succeeds.
+
+    Its files are flushed to disk before the rename, and so is the name itself. A body that raises
+    leaves `target` as it was; a full disk is an `OSError` that names it. An older folder of the
+    name is replaced: between two renames there is none.
+    """
+    target = Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
+    try:
+        with _naming(target, temporary):
+            temporary.mkdir()
+            yield temporary
+            for path in (*temporary.rglob("*"), temporary):
+                _flush(path)
+            remove_folder(target)
+            os.rename(temporary, target)
+            _flush(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_folder(folder: str | Path) -> None:
+    """Delete a folder if it is there. A kill in between leaves no half of it under its name."""
+    folder = Path(folder)
+    if folder.exists():
+        doomed = folder.with_name(f"{folder.name}.tmp-old-{os.getpid()}")
+        os.rename(folder, doomed)
+        shutil.rmtree(doomed)
 
 
 def write_json(target: str | Path, value: Any) -> None:
@@ -136,16 +160,49 @@ def locked(file: str | Path, *, what: str) -> Iterator[None]:
 
 
 def remove_leftovers(folder: str | Path) -> int:
-    """Delete temporary files that a killed writer left in `folder`; return how many."""
-    leftovers = [path for path in Path(folder).rglob("*.tmp-*") if path.is_file()]
+    """Delete temporary files and folders that a killed writer left in `folder`; return how many."""
+    leftovers = list(Path(folder).rglob("*.tmp-*"))
     for path in leftovers:
-        path.unlink(missing_ok=True)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     return len(leftovers)
 
 
-def _is_disk_full(folder: Path, error: Exception) -> bool:
-    """Whether a native writer's error, which carries no errno, comes from a full disk."""
-    if os.strerror(errno.ENOSPC) in str(error):
-        return True
+@contextmanager
+def _naming(target: Path, temporary: Path) -> Iterator[None]:
+    """Around the writing of `temporary`: what the disk refuses is an `OSError` about `target`."""
+    try:
+        yield
+    except OSError as error:
+        name = str(error.filename)
+        if error.filename is None or name == str(temporary) or name.startswith(f"{temporary}/"):
+            error.filename = str(target)
+        raise
+    except UserError:
+        raise
+    except Exception as error:
+        code = _refusal(target.parent, error)
+        if code is None:
+            raise
+        raise OSError(code, os.strerror(code), str(target)) from error
+
+
+def _flush(path: Path) -> None:
+    """Have a file's content, or a folder's names, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _refusal(folder: Path, error: Exception) -> int | None:
+    """The errno of a native writer's error, which carries none, where the disk refused to write."""
+    for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if os.strerror(code) in str(error):
+            return code
     is_native = isinstance(error, RuntimeError)  # torch: "file write failed"
-    return is_native and shutil.disk_usage(folder).free < _FULL_BYTES
+    is_full = is_native and shutil.disk_usage(folder).free < _FULL_BYTES
+    return errno.ENOSPC if is_full else None

@@ -31,6 +31,7 @@ from vla_nav.models.backbone import BackboneConfig
 from vla_nav.models.checkpoint import load_policy
 from vla_nav.models.prompt import Layout
 from vla_nav.training.batch import Batch, PackMaker
+from vla_nav.training.checkpoint_folder import checkpoint_folders, read_checkpoint
 from vla_nav.training.curve import CurveLogger, read_curve
 from vla_nav.training.data_stats import data_stats
 from vla_nav.training.datamodule import open_frames
@@ -245,7 +246,7 @@ def test_the_policy_bundle_carries_conventions_and_averaged_weights(
     assert loaded.embodiment == episodes.embodiment
     assert str(loaded.decision) == "turn_then_forward(4)"
     assert loaded.data["fingerprint"] == episodes.fingerprint()
-    stored = torch.load(learnt / "checkpoints" / "last.ckpt", weights_only=True)
+    stored = read_checkpoint(checkpoint_folders(learnt / "checkpoints")[0])
     average = next(v["average"] for v in stored["callbacks"].values() if "average" in v)
     state = loaded.model.state_dict()
     assert average

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ from lightning.pytorch import Callback
 
 from tests.training.tiny import in_child, make_data, recipe, settings, train, weights_of
 from vla_nav.errors import UserError
-from vla_nav.training.checkpointing import (
-    RunCheckpoint,
-    last_path,
-    newest_readable,
-    previous_path,
+from vla_nav.training.checkpoint_folder import (
+    WEIGHTS,
+    checkpoint_folders,
+    checkpoint_to_resume,
+    read_checkpoint,
+    step_folder,
 )
+from vla_nav.training.checkpointing import RunCheckpoint
 from vla_nav.training.curve import read_curve
 from vla_nav.training.run_folder import RunFolder
 from vla_nav.training.schedule import Budget
@@ -40,7 +42,7 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class KillAt(Callback):
-    """kill -9 of the own process before or after a step, or inside a checkpoint's writing."""
+    """kill -9 of the own process before a step, in a validation, or as a checkpoint begins."""
 
     def __init__(self, step: int, moment: str) -> None:
         self.step, self.moment = step, moment
@@ -56,6 +58,25 @@ class KillAt(Callback):
     def on_save_checkpoint(self, trainer: Any, *_: Any) -> None:
         if self.moment == "in checkpoint" and trainer.global_step >= self.step:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KillInWriting(Callback):
+    """kill -9 where the first checkpoint after a step comes to a place in its writing.
+
+    event: an audit event of Python (`os.rename`, `open`, `shutil.rmtree`). text: in its first
+    argument, a path.
+    """
+
+    def __init__(self, step: int, event: str, text: str) -> None:
+        self.step, self.event, self.text = step, event, text
+
+    def on_save_checkpoint(self, trainer: Any, *_: Any) -> None:
+        def kill(event: str, arguments: tuple[Any, ...]) -> None:
+            if event == self.event and self.text in str(arguments[0]):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        if trainer.global_step >= self.step:
+            sys.addaudithook(kill)  # of this process for good, which has no more than that to do
 
 
 def same_weights(one: Path, two: Path) -> None:
@@ -99,6 +120,31 @@ def test_killed_run_ends_with_the_same_weights_and_curve(
     assert not list(tmp_path.rglob("*.tmp-*"))
 
 
+@pytest.mark.parametrize(
+    ("event", "text", "left"),
+    [
+        ("open", "manifest.json.tmp-", [3]),  # both files are written, their description is not
+        ("os.rename", "step_00000006.tmp-", [3]),  # all is written, not yet under its name
+        ("os.rename", "step_00000003", [3, 6, 9]),  # the new one is there, an old one to go
+        ("shutil.rmtree", "step_00000003.tmp-old", [6, 9]),  # which is half deleted
+    ],
+)
+def test_kill_inside_a_checkpoint_leaves_whole_ones(
+    data: Path, undisturbed: Path, tmp_path: Path, event: str, text: str, left: list[int]
+) -> None:
+    kill = KillInWriting(6, event, text)
+    code = in_child(lambda: train(recipe(data), tmp_path, extra=(kill,)))
+    assert code == -signal.SIGKILL
+    folder = tmp_path / "checkpoints"
+    assert len(list(folder.glob("*.tmp-*"))) == (0 if left == [3, 6, 9] else 1)
+    assert checkpoint_folders(folder) == [step_folder(folder, step) for step in reversed(left)]
+    assert checkpoint_to_resume(folder) == step_folder(folder, left[-1])
+    assert in_child(lambda: train(recipe(data), tmp_path)) == 0
+    same_weights(tmp_path, undisturbed)
+    same_curve(tmp_path, undisturbed)
+    assert sorted(path.name for path in folder.iterdir()) == ["step_00000009", "step_00000012"]
+
+
 def test_worker_count_does_not_change_weights(
     data: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -116,10 +162,11 @@ def test_resume_can_tell_a_skipped_batch_from_the_right_one(
 
 
 def test_finished_run_is_returned_and_not_trained_again(data: Path, undisturbed: Path) -> None:
-    before = last_path(undisturbed / "checkpoints").stat().st_mtime_ns
+    newest = checkpoint_folders(undisturbed / "checkpoints")[0]
+    before = newest.stat().st_mtime_ns
     result = train(recipe(data), undisturbed)
     assert result["steps"] == 12
-    assert last_path(undisturbed / "checkpoints").stat().st_mtime_ns == before
+    assert newest.stat().st_mtime_ns == before
 
 
 def test_kill_after_the_last_checkpoint_loses_no_policy(
@@ -146,7 +193,7 @@ def test_other_configuration_is_refused_and_leaves_the_run_as_it_was(
     assert sorted(path.name for path in undisturbed.iterdir()) == names
 
 
-def test_damaged_last_checkpoint_falls_back_to_the_previous_one(
+def test_damaged_checkpoint_is_refused_and_the_one_before_continued_from_when_asked(
     data: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     code = in_child(
@@ -154,16 +201,26 @@ def test_damaged_last_checkpoint_falls_back_to_the_previous_one(
     )
     assert code == -signal.SIGKILL
     folder = tmp_path / "checkpoints"
-    whole = last_path(folder).read_bytes()
-    last_path(folder).write_bytes(whole[: len(whole) // 2])
-    assert newest_readable(folder) == previous_path(folder)
-    assert in_child(lambda: train(recipe(data), tmp_path)) == 0
+    assert [path.name for path in checkpoint_folders(folder)] == ["step_00000010", "step_00000008"]
+    flip_a_bit(step_folder(folder, 10) / WEIGHTS)
+    curve = (tmp_path / "curve.jsonl").read_bytes()
+    message = (
+        r"step_00000010/weights\.safetensors: damaged, .*; restore it, or continue from "
+        r"step_00000008 with resume=newest_whole, which repeats 2 steps"
+    )
+    with pytest.raises(UserError, match=message):
+        train(recipe(data), tmp_path)
+    assert (tmp_path / "curve.jsonl").read_bytes() == curve
+    assert in_child(lambda: train(recipe(data), tmp_path, resume="newest_whole")) == 0
     same_weights(tmp_path, undisturbed)
-    for garbage in (b"not a checkpoint", pickle.dumps({"step": Path("x")})):
-        for path in folder.iterdir():
-            path.write_bytes(garbage)
-        with pytest.raises(UserError, match=r"last\.ckpt: damaged"):
-            newest_readable(folder)
+    same_curve(tmp_path, undisturbed)
+    assert len(list(folder.glob("damaged_step_00000010.*"))) == 1
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def test_second_process_in_a_run_folder_is_refused(tmp_path: Path) -> None:
@@ -188,11 +245,11 @@ def test_wall_clock_budget_counts_time_before_the_kill(data: Path, tmp_path: Pat
     timed = recipe(data, settings=settings(budget=Budget(max_minutes=2.5 / 60)))
     code = in_child(lambda: train(timed, tmp_path, extra=(KillAt(4, "before step"),)))
     assert code == -signal.SIGKILL
-    stored = torch.load(newest_readable(tmp_path / "checkpoints"), weights_only=True)
+    stored = read_checkpoint(checkpoint_folders(tmp_path / "checkpoints")[0])
     assert stored["global_step"] == 3
     assert 0.0 < stored["run"]["elapsed_s"] < 2.5
     assert in_child(lambda: train(timed, tmp_path)) == 0
-    after = torch.load(newest_readable(tmp_path / "checkpoints"), weights_only=True)
+    after = read_checkpoint(checkpoint_folders(tmp_path / "checkpoints")[0])
     assert after["global_step"] > 4
     assert 2.5 <= after["run"]["elapsed_s"] < 2.5 + 5.0
     (group, *_) = after["optimizer_states"][0]["param_groups"]

@@ -17,6 +17,7 @@ from vla_nav.episodes.lerobot_reader import LeRobotDataset
 from vla_nav.models.assembly import ModelConfig
 from vla_nav.models.backbone import BackboneConfig
 from vla_nav.models.prompt import Layout
+from vla_nav.training.checkpoint_folder import checkpoint_folders, read_checkpoint
 from vla_nav.training.ema import WeightAverage
 from vla_nav.training.fit import Recipe, fit
 from vla_nav.training.schedule import Budget
@@ -98,6 +99,7 @@ def train(
     overwrite: bool = False,
     every_steps: int = 3,
     num_ranks: int = 1,
+    resume: str = "newest",
 ) -> dict[str, Any]:
     """Run `fit` on the CPU without any logger but the curve."""
     return fit(
@@ -108,6 +110,7 @@ def train(
         callbacks=[WeightAverage(decay=0.9, every_steps=2), *extra],
         checkpoint={"every_steps": every_steps, "every_minutes": None},
         overwrite=overwrite,
+        resume=resume,
     )
 
 
@@ -129,7 +132,7 @@ def in_child(body: Callable[[], Any]) -> int:
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
     """Model, optimiser and averages of the last checkpoint, flat by name."""
-    stored = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    stored = read_checkpoint(checkpoint_folders(run / "checkpoints")[0])
     flat: dict[str, torch.Tensor] = {}
 
     def visit(node: Any, name: str) -> None:

@@ -38,6 +38,7 @@ def main(cfg: DictConfig) -> int:
         loggers=[instantiate(node) for node in cfg.logger.values()],
         checkpoint=checkpoint,
         overwrite=cfg.overwrite,
+        resume=cfg.resume,
     )
     print(describe(result))
     return 0

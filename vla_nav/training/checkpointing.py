@@ -1,7 +1,7 @@
-"""Checkpoints for an exact continuation: written whole or not at all, the last good one kept.
+"""When a run writes its checkpoints, and how many it keeps.
 
-    <run>/checkpoints/last.ckpt        weights, optimiser, averages, step, elapsed time, RNG
-    <run>/checkpoints/previous.ckpt    the one before; read when last.ckpt is damaged
+    <run>/checkpoints/step_00000120/   weights, optimiser, averages, step, elapsed time, RNG
+    <run>/checkpoints/step_00000090/   the one before (see `vla_nav.training.checkpoint_folder`)
     <run>/policy/                      the policy bundle (averaged weights) that evaluation reads
 
 A kill -9 at any moment leaves at least one readable checkpoint; the steps after it are repeated
@@ -11,27 +11,26 @@ after it, so that no point of the curve is lost.
 
 from __future__ import annotations
 
-import os
-import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from vla_nav.errors import UserError
-from vla_nav.files import atomic_path, remove_leftovers, require_free_space
+from vla_nav.errors import UserError, require_count
+from vla_nav.files import remove_folder, remove_leftovers
+from vla_nav.training.checkpoint_folder import checkpoint_folders, step_folder
 
 _AGREE_STEPS = 10  # several ranks compare their clocks so often
 
 
 class RunCheckpoint(Checkpoint):
-    """Writes `last.ckpt` every `every_steps` steps or `every_minutes` minutes, and at the end.
+    """Writes a checkpoint every `every_steps` steps or `every_minutes` minutes, and at the end.
 
     save_policy: called with the module after each checkpoint to write the policy bundle.
+    keep: how many checkpoints stay, the newest ones.
     """
 
     def __init__(
@@ -41,6 +40,7 @@ class RunCheckpoint(Checkpoint):
         *,
         every_minutes: float | None = 1.0,
         every_steps: int | None = None,
+        keep: int = 2,
     ) -> None:
         if every_minutes is None and every_steps is None:
             raise UserError("callbacks.checkpoint: give every_minutes or every_steps")
@@ -49,8 +49,9 @@ class RunCheckpoint(Checkpoint):
                 raise UserError(
                     f"callbacks.checkpoint.{name}={value}: allowed are numbers above 0, or null"
                 )
+        require_count("callbacks.checkpoint.keep", keep)
         self.folder = Path(folder)
-        self.every_minutes, self.every_steps = every_minutes, every_steps
+        self.every_minutes, self.every_steps, self.keep = every_minutes, every_steps, keep
         self._save_policy = save_policy
         self._saved_at_s = time.monotonic()
         self._saved_step = -1
@@ -96,52 +97,11 @@ class RunCheckpoint(Checkpoint):
         if trainer.global_step == self._saved_step:
             return
         self._saved_step = trainer.global_step
-        last = last_path(self.folder)
-        if not trainer.is_global_zero:  # takes part in what is collected, writes nothing
-            trainer.save_checkpoint(last, weights_only=False)
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        require_free_space(self.folder, _size_bytes(pl_module), what="a checkpoint")
-        with atomic_path(last) as temporary:
-            trainer.save_checkpoint(temporary, weights_only=False)
-            if last.exists():
-                os.replace(last, previous_path(self.folder))
+        trainer.save_checkpoint(step_folder(self.folder, trainer.global_step), weights_only=False)
+        if trainer.is_global_zero:
+            for old in checkpoint_folders(self.folder)[self.keep :]:
+                remove_folder(old)
         self._save_policy(trainer, pl_module)
-
-
-def last_path(folder: str | Path) -> Path:
-    """The newest checkpoint of a run's checkpoint folder."""
-    return Path(folder) / "last.ckpt"
-
-
-def previous_path(folder: str | Path) -> Path:
-    """The one before it."""
-    return Path(folder) / "previous.ckpt"
-
-
-def newest_readable(folder: str | Path) -> Path | None:
-    """The newest checkpoint that reads back whole, or None where there is none at all.
-
-    Raises `UserError` when files are there and none of them can be read.
-    """
-    candidates = [path for path in (last_path(folder), previous_path(folder)) if path.exists()]
-    for path in candidates:
-        try:
-            torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError):
-            continue
-        return path
-    if candidates:
-        raise UserError(
-            f"{candidates[0]}: damaged, and so is every older checkpoint; delete the folder "
-            "to train from the start"
-        )
-    return None
-
-
-def _size_bytes(pl_module: LightningModule) -> int:
-    """Weights, two moments and an average."""
-    return 4 * sum(value.numel() * value.element_size() for value in pl_module.parameters())
 
 
 def _validates_after(trainer: Trainer) -> bool:

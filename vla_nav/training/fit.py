@@ -32,7 +32,9 @@ from vla_nav.models.checkpoint import save_policy
 from vla_nav.models.prompt import Layout
 from vla_nav.models.vla import VLA
 from vla_nav.models.vocabulary import Vocabulary
-from vla_nav.training.checkpointing import RunCheckpoint, newest_readable
+from vla_nav.training.checkpoint_folder import checkpoint_to_resume, read_manifest
+from vla_nav.training.checkpoint_io import CheckpointFolders
+from vla_nav.training.checkpointing import RunCheckpoint
 from vla_nav.training.cost_model import CostModel
 from vla_nav.training.curve import CurveLogger, write_csv
 from vla_nav.training.datamodule import RecordedData
@@ -90,13 +92,14 @@ def fit(
     loggers: Sequence[Logger] = (),
     checkpoint: Mapping[str, Any],
     overwrite: bool = False,
+    resume: str = "newest",
 ) -> dict[str, Any]:
     """Train `recipe` in the folder `output_dir`; return the result (also in result.json).
 
     config: the plain configuration, stored with the run and compared on a second start.
     make_trainer: called with the trainer's remaining keywords. checkpoint: keywords of
-    `RunCheckpoint`. Raises `UserError` for anything in data, configuration or folder that does
-    not fit.
+    `RunCheckpoint`. resume: newest | newest_whole, the checkpoint to continue from. Raises
+    `UserError` for anything in data, configuration or folder that does not fit.
     """
     quiet()
     if recipe.num_threads is not None:
@@ -139,8 +142,8 @@ def fit(
     if result is not None:
         return result
 
-    resume = newest_readable(folder.checkpoints)
-    done_steps, done_s = _position(resume)
+    start = checkpoint_to_resume(folder.checkpoints, resume, is_writer=process_rank() == 0)
+    done_steps, done_s = _position(start)
     budget = settings.budget
     ema = next((item for item in callbacks if isinstance(item, WeightAverage)), None)
     save = _PolicySaver(recipe, assembled, folder.policy, data.fingerprint, ema)
@@ -158,6 +161,7 @@ def fit(
         default_root_dir=str(folder.path),
     )
     require_launched(trainer)
+    trainer.strategy.checkpoint_io = CheckpointFolders(verified=start)
     device = trainer.strategy.root_device
     require_attention(recipe.attention, assembled.model, device, product_dtype(trainer))
     if budget.max_minutes is None:
@@ -177,7 +181,7 @@ def fit(
     data.num_steps = total
     trainer.fit_loop.epoch_loop.max_steps = done_steps if is_finished else (total or -1)
     with ending_as_asked(trainer):
-        trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+        trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=True)
     steps = max(trainer.global_step, done_steps)
     if data.num_validation and (module.validated is None or module.validated[0] != steps):
         trainer.validate(module, datamodule=data, verbose=False)
@@ -278,8 +282,8 @@ def _position(checkpoint: Path | None) -> tuple[int, float]:
     """Steps and seconds that a checkpoint has behind it."""
     if checkpoint is None:
         return 0, 0.0
-    stored = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    return int(stored["global_step"]), float(stored["run"]["elapsed_s"])
+    manifest = read_manifest(checkpoint)
+    return manifest.step, manifest.elapsed_s
 
 
 def _seed_everything(seed: int) -> None:

@@ -2,7 +2,7 @@
 
     <paths.output_dir>/
       run.json             configuration and data fingerprint that the weights come from
-      checkpoints/         last.ckpt, previous.ckpt
+      checkpoints/         step_<n>/, the newest ones
       policy/              the policy bundle
       curve.jsonl, .csv    logged values
       result.json          written at the end: a second start finds the run finished
@@ -30,6 +30,7 @@ _FREE = (
     "paths",
     "logger",
     "overwrite",
+    "resume",
     "callbacks.progress",
     "callbacks.checkpoint",
 )
