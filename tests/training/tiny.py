@@ -19,7 +19,8 @@ from vla_nav.models.backbone import BackboneConfig
 from vla_nav.models.prompt import Layout
 from vla_nav.training.checkpoint_folder import checkpoint_folders, read_checkpoint
 from vla_nav.training.ema import WeightAverage
-from vla_nav.training.fit import Recipe, fit
+from vla_nav.training.fit import fit
+from vla_nav.training.recipe import Recipe
 from vla_nav.training.schedule import Budget
 from vla_nav.training.settings import TrainingSettings, ValidationSettings
 from vla_nav.vision.encode_run import encode_split

@@ -11,8 +11,8 @@ def main(cfg: DictConfig) -> int:
     from vla_nav.commands.compose import encoder_keywords, instantiate, plain, tree_layout
     from vla_nav.profiling.profile_run import profile
     from vla_nav.profiling.profile_table import profile_table
-    from vla_nav.training.fit import Recipe
     from vla_nav.training.mixture import read_sources
+    from vla_nav.training.recipe import Recipe
 
     recipe = Recipe(
         data_path=cfg.data.path,

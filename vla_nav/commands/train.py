@@ -7,8 +7,9 @@ from omegaconf import DictConfig
 
 def main(cfg: DictConfig) -> int:
     from vla_nav.commands.compose import encoder_keywords, instantiate, plain, tree_layout
-    from vla_nav.training.fit import Recipe, fit
+    from vla_nav.training.fit import fit
     from vla_nav.training.mixture import read_sources
+    from vla_nav.training.recipe import Recipe
     from vla_nav.training.run_folder import describe
 
     callbacks = {name: node for name, node in cfg.callbacks.items() if node is not None}

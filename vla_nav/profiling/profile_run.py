@@ -23,7 +23,6 @@ from lightning.pytorch import Callback, Trainer
 from vla_nav.actions.types import Stop
 from vla_nav.errors import UserError
 from vla_nav.files import locked, write_json
-from vla_nav.models.assembly import assemble
 from vla_nav.models.vla import VLA
 from vla_nav.profiling.boundaries import observed
 from vla_nav.profiling.memory import MemorySampler, course, held_bytes, memory_report
@@ -39,22 +38,19 @@ from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.dataset import StepDataset
 from vla_nav.training.ema import WeightAverage
 from vla_nav.training.fit import (
-    Recipe,
     ending_as_asked,
-    predicted_costs,
     product_dtype,
     quiet,
     require_attention,
     require_launched,
 )
 from vla_nav.training.module import TrainingModule
-from vla_nav.training.recorded_split import open_recorded
+from vla_nav.training.recipe import Recipe, assembled_data
 from vla_nav.training.run_folder import process_rank
 from vla_nav.training.schedule import Budget, Progress
 from vla_nav.training.settings import TrainingSettings
 from vla_nav.training.shapes import encoder_flops, flop_model
 from vla_nav.tree import PrefixTree
-from vla_nav.vision.encoder import TimmEncoder
 
 _AT_WORK = "`vla-nav profile` or `vla-nav train`"
 _FILES = (  # of a profile, and what a killed one leaves
@@ -206,30 +202,7 @@ def _make(
         torch.set_num_threads(recipe.num_threads)
     torch.manual_seed(recipe.seed)
     training = replace(recipe.settings, budget=Budget(max_steps=num_steps))
-    encoder = TimmEncoder(**recipe.encoder)
-    first = recipe.sources[0]
-    assembled = assemble(
-        recipe.model,
-        action_space=recipe.action_space,
-        embodiment=open_recorded(first.path, first.split).embodiment,
-        layout=recipe.layout,
-        encoder=encoder,
-        attention=recipe.attention,
-    )
-    data = ProfiledData(
-        recipe.data_path,
-        recipe.split,
-        builder=assembled.prompt,
-        encoder=encoder,
-        attention=recipe.attention,
-        settings=training,
-        supervise=recipe.supervise,
-        group=recipe.group,
-        seed=recipe.seed,
-        num_workers=recipe.num_workers,
-        sources=recipe.sources,
-        cost=lambda: predicted_costs(recipe, assembled.model.vocabulary),
-    )
+    assembled, data = assembled_data(replace(recipe, settings=training), ProfiledData)
     data.num_steps = num_steps
     module = TrainingModule(
         assembled.model,

@@ -23,63 +23,25 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 
-from vla_nav.actions.types import ActionSpace, Stop
+from vla_nav.actions.types import Stop
 from vla_nav.attention.parity import require_parity
 from vla_nav.attention.registry import backend
 from vla_nav.errors import UserError
-from vla_nav.models.assembly import Assembled, ModelConfig, assemble
+from vla_nav.models.assembly import Assembled
 from vla_nav.models.checkpoint import save_policy
-from vla_nav.models.prompt import Layout
 from vla_nav.models.vla import VLA
-from vla_nav.models.vocabulary import Vocabulary
 from vla_nav.training.checkpoint_folder import checkpoint_to_resume, read_manifest
 from vla_nav.training.checkpoint_io import CheckpointFolders
 from vla_nav.training.checkpointing import RunCheckpoint
-from vla_nav.training.cost_model import CostModel
 from vla_nav.training.curve import CurveLogger, write_csv
 from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.ema import WeightAverage
-from vla_nav.training.mixture import Source
 from vla_nav.training.module import TrainingModule
-from vla_nav.training.recorded_split import open_recorded
+from vla_nav.training.recipe import Recipe, assembled_data
 from vla_nav.training.run_folder import RunFolder, process_rank
 from vla_nav.training.schedule import Progress
-from vla_nav.training.settings import TrainingSettings
-from vla_nav.training.shapes import encoder_flops, flop_model
-from vla_nav.vision.encoder import TimmEncoder
 
 _DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What is trained, and on what.
-
-    encoder: keywords of `TimmEncoder`. attention: a backend's name. supervise: own | all. group:
-    episode | trajectory, what makes one tree.
-    num_threads: of torch in this process, None for torch's choice. mixture: what is trained on
-    instead of `split` of `data_path` alone.
-    """
-
-    data_path: str
-    split: str
-    model: ModelConfig
-    encoder: Mapping[str, Any]
-    action_space: ActionSpace
-    layout: Layout
-    settings: TrainingSettings
-    supervise: str = "own"
-    group: str = "episode"
-    attention: str = "sdpa"
-    seed: int = 0
-    num_workers: int = 0
-    num_threads: int | None = None
-    mixture: tuple[Source, ...] = ()
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """What is trained on."""
-        return self.mixture or (Source(self.data_path, self.split),)
 
 
 def fit(
@@ -105,32 +67,8 @@ def fit(
     if recipe.num_threads is not None:
         torch.set_num_threads(recipe.num_threads)
     _seed_everything(recipe.seed)
-    first = recipe.sources[0]
-    episodes = open_recorded(first.path, first.split)
-    encoder = TimmEncoder(**recipe.encoder)
-    assembled = assemble(
-        recipe.model,
-        action_space=recipe.action_space,
-        embodiment=episodes.embodiment,
-        layout=recipe.layout,
-        encoder=encoder,
-        attention=recipe.attention,
-    )
+    assembled, data = assembled_data(recipe, RecordedData)
     settings = recipe.settings
-    data = RecordedData(
-        recipe.data_path,
-        recipe.split,
-        builder=assembled.prompt,
-        encoder=encoder,
-        attention=recipe.attention,
-        settings=settings,
-        supervise=recipe.supervise,
-        group=recipe.group,
-        seed=recipe.seed,
-        num_workers=recipe.num_workers,
-        sources=recipe.sources,
-        cost=lambda: predicted_costs(recipe, assembled.model.vocabulary),
-    )
     folder = RunFolder(
         output_dir,
         config,
@@ -203,12 +141,6 @@ def fit(
         write_csv(folder.curve, folder.path / "curve.csv")
         folder.finish(result)
     return result
-
-
-def predicted_costs(recipe: Recipe, vocabulary: Vocabulary) -> CostModel:
-    """What packs are balanced by: the FLOPs of the configured model."""
-    flops, _ = flop_model(recipe.model, vocabulary, frame_flops=encoder_flops(recipe.encoder))
-    return CostModel.from_flops(flops)
 
 
 @dataclass(frozen=True)
