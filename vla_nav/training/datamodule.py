@@ -21,7 +21,7 @@ from vla_nav.attention.registry import backend
 from vla_nav.errors import UserError
 from vla_nav.models.prompt import PromptBuilder
 from vla_nav.seeding import generator
-from vla_nav.training.batch import Batch, PackMaker
+from vla_nav.training.batch import Batch, Pack, PackMaker
 from vla_nav.training.cost_model import CostModel, PackCosts
 from vla_nav.training.dataset import (
     MixedTrees,
@@ -129,6 +129,18 @@ class RecordedData(LightningDataModule):
     def steps_of_epochs(self, num_epochs: float, num_ranks: int) -> int:
         """Optimiser steps of a number of epochs."""
         return self._order(0, num_ranks).steps_of_epochs(int(num_epochs))
+
+    def extreme_pack(self, is_longest: bool) -> Pack:
+        """The longest training tree with the longest ones that fit beside it: no pack of the run
+        needs more memory. Or the shortest tree alone."""
+        lengths = self._lengths[self._train_indices]
+        order = np.argsort(-lengths, kind="stable").tolist()
+        places, room = [], self._settings.pack_tokens
+        for place in order if is_longest else order[-1:]:
+            if lengths[place] <= room:
+                places.append(int(self._train_indices[place]))
+                room -= int(lengths[place])
+        return self._train.pack(places, self._make_pack)
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Batches from the trainer's current step on."""

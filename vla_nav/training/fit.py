@@ -35,6 +35,7 @@ from vla_nav.training.checkpoint_io import CheckpointFolders
 from vla_nav.training.checkpointing import RunCheckpoint
 from vla_nav.training.curve import CurveLogger, write_csv
 from vla_nav.training.datamodule import RecordedData
+from vla_nav.training.dry_run import DryRun
 from vla_nav.training.ema import WeightAverage
 from vla_nav.training.module import TrainingModule
 from vla_nav.training.recipe import Recipe, assembled_data
@@ -85,8 +86,9 @@ def fit(
     budget = settings.budget
     ema = next((item for item in callbacks if isinstance(item, WeightAverage)), None)
     save = _PolicySaver(recipe, assembled, folder.policy, data.fingerprint, ema)
+    rehearsal = [DryRun(data.extreme_pack)] if settings.dry_run else []
     trainer = make_trainer(
-        callbacks=[*callbacks, RunCheckpoint(folder.checkpoints, save, **checkpoint)],
+        callbacks=[*rehearsal, *callbacks, RunCheckpoint(folder.checkpoints, save, **checkpoint)],
         logger=[*loggers, CurveLogger(folder.curve, resumed_step=done_steps)],
         max_epochs=-1,
         val_check_interval=settings.validation.every_steps,

@@ -33,6 +33,7 @@ _FREE = (
     "resume",
     "callbacks.progress",
     "callbacks.checkpoint",
+    "training.dry_run",
 )
 _OWNED = ("run.json", "result.json", "curve.jsonl", "curve.csv", "checkpoints", "policy")
 

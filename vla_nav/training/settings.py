@@ -68,7 +68,8 @@ class TrainingSettings:
     computed at once, each by one thread of its own (CPU only; set num_threads to 1 with it).
     balance: cost (the trees of a step are divided into packs and ranks of equal predicted cost) or
     none (packs as they were filled).
-    warmup_share and final_share: see `vla_nav.training.schedule`.
+    dry_run: the costliest pack is taken forward and backward before the first step, and a run that
+    does not fit in memory is refused. warmup_share and final_share: see `vla_nav.training.schedule`.
     """
 
     pack_tokens: int = 8192
@@ -82,6 +83,7 @@ class TrainingSettings:
     normalisation: str = "path_mean"
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     partition: PartitionSettings = field(default_factory=PartitionSettings)
+    dry_run: bool = True
     log_every_steps: int = 20
 
     def __post_init__(self) -> None:

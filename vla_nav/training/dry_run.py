@@ -1,0 +1,243 @@
+"""Before the first step: does the costliest pack of the run fit in memory?
+
+    the longest tree, and the longest ones that still fit beside it  -> one pack, on every rank
+    forward, loss, backward                                          -> gradients, thrown away
+    peak + what the first update will add (moments of the optimiser) <= memory of the device ?
+
+On a GPU the peak is measured. On a CPU, where torch counts nothing, it is predicted: activations are
+the tensors that autograd keeps for the backward pass; a short pack is asked first, so that a long
+one that cannot fit is never begun. Weights, random state and the position in the data stay as they
+are; a run with the dry run ends with the same weights, bit for bit, as one without.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from vla_nav.errors import UserError
+from vla_nav.training.batch import Batch, Pack
+from vla_nav.training.ema import WeightAverage
+from vla_nav.training.free_memory import free_bytes
+
+_MOMENTS = 2  # of AdamW, each like its weight
+_REMEDY = (
+    "lower training.pack_tokens, set training.partition.tokens or "
+    "models.backbone.gradient_checkpointing, or try it all the same with training.dry_run=false"
+)
+
+
+class Memory(NamedTuple):
+    """Bytes by class at the peak of a step; `activations` are all that the classes before them do
+    not name."""
+
+    weights: int
+    average: int
+    optimiser: int
+    gradients: int
+    batch: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All classes."""
+        return sum(self)
+
+
+class DryRunReport(NamedTuple):
+    """pack: what was taken. available_bytes: for all classes together."""
+
+    pack: Pack
+    seconds: float
+    memory: Memory
+    available_bytes: int
+    is_measured: bool
+
+
+class DryRun(Callback):
+    """Takes the costliest pack once when training starts, and refuses a run that would not fit.
+
+    pack_of: longest -> that pack, on the CPU; of the shortest tree alone where false. tell: told
+    the outcome in one line, on rank 0.
+    """
+
+    def __init__(
+        self, pack_of: Callable[[bool], Pack], *, tell: Callable[[str], None] = print
+    ) -> None:
+        self._pack_of, self._tell = pack_of, tell
+        self.report: DryRunReport | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raise `UserError` where the pack does not fit."""
+        device = trainer.strategy.root_device
+        copies = pl_module.settings.parallel_packs
+        with _untouched(pl_module, device):
+            longest = self._pack_of(True)
+            if device.type == "cuda":
+                memory, seconds = _measured(trainer, pl_module, longest)
+                available = free_bytes(device) + torch.cuda.memory_reserved(device)
+            else:
+                held = held_memory(trainer, pl_module)
+                # What is there already does not count against what is free.
+                available = free_bytes(device) + held.weights + held.average
+                short = self._pack_of(False)
+                kept, _ = _kept(trainer, pl_module, short, 1)
+                scale = copies * longest.packed.num_tokens / short.packed.num_tokens
+                guess = held._replace(
+                    batch=copies * pack_bytes(longest), activations=int(kept * scale)
+                )
+                self._require(longest, guess, available)
+                kept, seconds = _kept(trainer, pl_module, longest, copies)
+                memory = guess._replace(activations=kept)
+        self._require(longest, memory, available)
+        is_measured = device.type == "cuda"
+        self.report = DryRunReport(longest, seconds, memory, available, is_measured)
+        if trainer.is_global_zero:
+            self._tell(describe(self.report))
+
+    def _require(self, pack: Pack, memory: Memory, available: int) -> None:
+        if memory.total > available:
+            raise UserError(
+                f"dry run: the costliest pack ({named(pack)}) needs "
+                f"{_gib(memory.total)} GiB and {_gib(available)} GiB are there "
+                f"({_classes(memory)}); {_REMEDY}"
+            )
+
+
+def describe(report: DryRunReport) -> str:
+    """One line for people."""
+    is_peak = "peak" if report.is_measured else "predicted peak"
+    return (
+        f"dry run: the costliest pack ({named(report.pack)}) took {report.seconds:.1f} s; {is_peak} "
+        f"{_gib(report.memory.total)} of {_gib(report.available_bytes)} GiB "
+        f"({_classes(report.memory)})"
+    )
+
+
+def named(pack: Pack) -> str:
+    """What a pack holds, in a few words."""
+    packed, cut = pack.packed, pack.partitions
+    parts = "" if cut is None else f", {len(cut.parts)} partitions"
+    return (
+        f"{packed.num_tokens:,} tokens, {packed.num_trees:,} trees, {packed.num_frames:,} frames"
+        f"{parts}"
+    )
+
+
+def held_memory(trainer: Trainer, module: LightningModule) -> Memory:
+    """Weights, average, optimiser and gradients of this process, those that are not there yet
+    as well; no batch and no activations."""
+    trained = [p for group in module.optimizers().param_groups for p in group["params"]]
+    states = [state for one in trainer.optimizers for state in one.state.values()]
+    ema = next((x for x in trainer.callbacks if isinstance(x, WeightAverage)), None)
+    size = _bytes(trained)
+    return Memory(
+        weights=_bytes([*module.parameters(), *module.buffers()]),
+        average=0 if ema is None else _bytes(ema.average.values()),
+        optimiser=_state_bytes(states) or _MOMENTS * size,
+        gradients=size,
+        batch=0,
+        activations=0,
+    )
+
+
+def pack_bytes(pack: Pack) -> int:
+    """Bytes of a pack's tensors, where they are counted by name: its frames and token columns."""
+    columns = (getattr(pack.packed, name) for name in pack.packed.__dataclass_fields__)
+    return pack.frames.nbytes + _bytes(x for x in columns if isinstance(x, Tensor))
+
+
+@contextmanager
+def kept_bytes() -> Iterator[Callable[[], int]]:
+    """Counts the bytes that autograd keeps for backward passes begun inside, each storage once."""
+    storages: dict[int, int] = {}
+    owners: list[Tensor] = []  # keeps them alive, so that no two have the same address
+
+    def keep(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, torch.nn.Parameter):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in storages:
+                storages[storage.data_ptr()] = storage.nbytes()
+                owners.append(tensor.detach())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield lambda: sum(storages.values())
+    owners.clear()
+
+
+def _measured(trainer: Trainer, module: LightningModule, pack: Pack) -> tuple[Memory, float]:
+    """Of a forward and backward on a GPU. Raises `UserError` where its memory does not do."""
+    device = trainer.strategy.root_device
+    held = held_memory(trainer, module)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    try:
+        seconds = _rehearse(trainer, module, pack, module.settings.parallel_packs)
+        torch.cuda.synchronize(device)
+    except torch.OutOfMemoryError as error:
+        total = torch.cuda.get_device_properties(device).total_memory
+        raise UserError(
+            f"dry run: the costliest pack ({named(pack)}) does not fit in the {_gib(total)} GiB of "
+            f"{torch.cuda.get_device_name(device)}, of which {_gib(before)} GiB were taken before "
+            f"it; {_REMEDY}"
+        ) from error
+    batch = pack_bytes(pack)
+    during = torch.cuda.max_memory_allocated(device) - before
+    return held._replace(batch=batch, activations=max(0, during - batch - held.gradients)), seconds
+
+
+def _kept(trainer: Trainer, module: LightningModule, pack: Pack, copies: int) -> tuple[int, float]:
+    """Bytes of activations and seconds of a forward and backward."""
+    with kept_bytes() as kept:
+        seconds = _rehearse(trainer, module, pack, copies)
+        return kept(), seconds
+
+
+def _rehearse(trainer: Trainer, module: LightningModule, pack: Pack, copies: int) -> float:
+    start = time.perf_counter()
+    batch = Batch((pack,) * copies, trainer.global_step, 0).to(trainer.strategy.root_device)
+    with trainer.precision_plugin.train_step_context():
+        module.rehearse(batch)
+    return time.perf_counter() - start
+
+
+@contextmanager
+def _untouched(module: LightningModule, device: torch.device) -> Iterator[None]:
+    """Random state as before, and no gradient left."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        module.zero_grad(set_to_none=True)
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    """Of the parts that this process holds."""
+    local = (x.to_local() if hasattr(x, "to_local") else x for x in tensors)
+    return sum(x.nbytes for x in local)
+
+
+def _state_bytes(states: Iterable[dict[str, Any]]) -> int:
+    return _bytes(x for state in states for x in state.values() if isinstance(x, Tensor))
+
+
+def _classes(memory: Memory) -> str:
+    return ", ".join(f"{name} {_gib(value)}" for name, value in memory._asdict().items())
+
+
+def _gib(value: int) -> str:
+    """In GiB, to two digits below ten."""
+    gib = value / 2**30
+    return f"{gib:.2f}" if gib < 10 else f"{gib:.1f}"
