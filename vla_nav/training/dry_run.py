@@ -4,16 +4,17 @@
     forward, loss, backward                                          -> gradients, thrown away
     peak + what the first update will add (moments of the optimiser) <= memory of the device ?
 
-On a GPU the peak is measured. On a CPU, where torch counts nothing, it is predicted: activations are
-the tensors that autograd keeps for the backward pass; a short pack is asked first, so that a long
-one that cannot fit is never begun. Weights, random state and the position in the data stay as they
-are; a run with the dry run ends with the same weights, bit for bit, as one without.
+On a GPU the peak is measured. On a CPU, where torch counts nothing, it is predicted: activations
+are the tensors that autograd keeps for the backward pass; a short pack is asked first, so that a
+long one that cannot fit is never begun. Weights, random state and the position in the data stay as
+they are: a run with the dry run ends with the same weights, bit for bit, as one without.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -89,14 +90,14 @@ class DryRun(Callback):
                 # What is there already does not count against what is free.
                 available = free_bytes(device) + held.weights + held.average
                 short = self._pack_of(False)
-                kept, _ = _kept(trainer, pl_module, short, 1)
-                scale = copies * longest.packed.num_tokens / short.packed.num_tokens
-                guess = held._replace(
-                    batch=copies * pack_bytes(longest), activations=int(kept * scale)
+                kept, _ = _kept(trainer, pl_module, short)
+                kept = kept * _pass_tokens(longest) // _pass_tokens(short)
+                memory = held._replace(
+                    batch=copies * pack_bytes(longest), activations=copies * kept
                 )
-                self._require(longest, guess, available)
-                kept, seconds = _kept(trainer, pl_module, longest, copies)
-                memory = guess._replace(activations=kept)
+                self._require(longest, memory, available)
+                kept, seconds = _kept(trainer, pl_module, longest)
+                memory = memory._replace(activations=copies * kept)
         self._require(longest, memory, available)
         is_measured = device.type == "cuda"
         self.report = DryRunReport(longest, seconds, memory, available, is_measured)
@@ -114,9 +115,9 @@ class DryRun(Callback):
 
 def describe(report: DryRunReport) -> str:
     """One line for people."""
-    is_peak = "peak" if report.is_measured else "predicted peak"
+    peak = "peak" if report.is_measured else "predicted peak"
     return (
-        f"dry run: the costliest pack ({named(report.pack)}) took {report.seconds:.1f} s; {is_peak} "
+        f"dry run: the costliest pack ({named(report.pack)}) took {report.seconds:.1f} s; {peak} "
         f"{_gib(report.memory.total)} of {_gib(report.available_bytes)} GiB "
         f"({_classes(report.memory)})"
     )
@@ -155,23 +156,51 @@ def pack_bytes(pack: Pack) -> int:
     return pack.frames.nbytes + _bytes(x for x in columns if isinstance(x, Tensor))
 
 
-@contextmanager
-def kept_bytes() -> Iterator[Callable[[], int]]:
-    """Counts the bytes that autograd keeps for backward passes begun inside, each storage once."""
-    storages: dict[int, int] = {}
-    owners: list[Tensor] = []  # keeps them alive, so that no two have the same address
+class KeptBytes:
+    """Bytes that autograd keeps for backward passes begun inside, each storage once, as long as it
+    keeps them; not those of `weights`. `peak` is their highest sum.
 
-    def keep(tensor: Tensor) -> Tensor:
-        if not isinstance(tensor, torch.nn.Parameter):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in storages:
-                storages[storage.data_ptr()] = storage.nbytes()
-                owners.append(tensor.detach())
-        return tensor
+        with KeptBytes(model.parameters()) as kept: ...
+    """
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        yield lambda: sum(storages.values())
-    owners.clear()
+    def __init__(self, weights: Iterable[Tensor] = ()) -> None:
+        self.peak = 0
+        self._level = 0
+        self._count: Counter[int] = Counter()
+        self._weights = {_local(x).untyped_storage().data_ptr() for x in weights}
+        self._hooks: Any = None
+
+    def __enter__(self) -> KeptBytes:
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: _Kept(tensor, self), lambda kept: kept.tensor
+        )
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.__exit__(*error)
+
+    def change(self, tensor: Tensor, by: int) -> None:
+        """One more holder of the tensor's storage (by = 1), or one less (-1)."""
+        storage = tensor.untyped_storage()
+        place = storage.data_ptr()
+        if place in self._weights:
+            return
+        before = self._count[place] > 0
+        self._count[place] += by
+        self._level += ((self._count[place] > 0) - before) * storage.nbytes()
+        self.peak = max(self.peak, self._level)
+
+
+class _Kept:
+    """A tensor in autograd's hands; it goes when autograd lets go."""
+
+    def __init__(self, tensor: Tensor, ledger: KeptBytes) -> None:
+        self.tensor, self._ledger = tensor, ledger
+        ledger.change(tensor, 1)
+
+    def __del__(self) -> None:
+        self._ledger.change(self.tensor, -1)
 
 
 def _measured(trainer: Trainer, module: LightningModule, pack: Pack) -> tuple[Memory, float]:
@@ -181,7 +210,7 @@ def _measured(trainer: Trainer, module: LightningModule, pack: Pack) -> tuple[Me
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     try:
-        seconds = _rehearse(trainer, module, pack, module.settings.parallel_packs)
+        seconds = _rehearse(trainer, module, pack)
         torch.cuda.synchronize(device)
     except torch.OutOfMemoryError as error:
         total = torch.cuda.get_device_properties(device).total_memory
@@ -195,19 +224,24 @@ def _measured(trainer: Trainer, module: LightningModule, pack: Pack) -> tuple[Me
     return held._replace(batch=batch, activations=max(0, during - batch - held.gradients)), seconds
 
 
-def _kept(trainer: Trainer, module: LightningModule, pack: Pack, copies: int) -> tuple[int, float]:
+def _kept(trainer: Trainer, module: LightningModule, pack: Pack) -> tuple[int, float]:
     """Bytes of activations and seconds of a forward and backward."""
-    with kept_bytes() as kept:
-        seconds = _rehearse(trainer, module, pack, copies)
-        return kept(), seconds
+    with KeptBytes(module.parameters()) as kept:
+        seconds = _rehearse(trainer, module, pack)
+    return kept.peak, seconds
 
 
-def _rehearse(trainer: Trainer, module: LightningModule, pack: Pack, copies: int) -> float:
+def _rehearse(trainer: Trainer, module: LightningModule, pack: Pack) -> float:
     start = time.perf_counter()
-    batch = Batch((pack,) * copies, trainer.global_step, 0).to(trainer.strategy.root_device)
+    batch = Batch((pack,), trainer.global_step, 0).to(trainer.strategy.root_device)
     with trainer.precision_plugin.train_step_context():
         module.rehearse(batch)
     return time.perf_counter() - start
+
+
+def _pass_tokens(pack: Pack) -> int:
+    """Tokens whose activations are alive at once."""
+    return pack.packed.num_tokens if pack.partitions is None else pack.partitions.cut.chain_tokens()
 
 
 @contextmanager
@@ -225,8 +259,12 @@ def _untouched(module: LightningModule, device: torch.device) -> Iterator[None]:
 
 def _bytes(tensors: Iterable[Any]) -> int:
     """Of the parts that this process holds."""
-    local = (x.to_local() if hasattr(x, "to_local") else x for x in tensors)
-    return sum(x.nbytes for x in local)
+    return sum(_local(x).nbytes for x in tensors)
+
+
+def _local(tensor: Any) -> Tensor:
+    """A sharded tensor's part of this process; another tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _state_bytes(states: Iterable[dict[str, Any]]) -> int:

@@ -112,7 +112,11 @@ class TrainingModule(LightningModule):
                 "away and set training.budget"
             )
         optimiser = self.optimizers()
-        total = self._gradients(batch)
+        denominator = self._denominator(batch)
+        if self.settings.parallel_packs > 1:
+            total = self._threaded_backward(batch, denominator)
+        else:
+            total = self._backward(batch, denominator)
         if self._text_rows is not None:
             self._text_rows.take_gradient()
         norm = torch.nn.utils.clip_grad_norm_(
@@ -134,7 +138,7 @@ class TrainingModule(LightningModule):
 
     def rehearse(self, batch: Batch) -> None:
         """Forward and backward of a step whose gradients are thrown away."""
-        self._gradients(batch)
+        self._backward(batch, self._denominator(batch))
         self.zero_grad(set_to_none=True)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -200,13 +204,6 @@ class TrainingModule(LightningModule):
         self.progress.stopwatch.earlier_s = run["elapsed_s"]
         self._num_episodes = run["num_episodes"]
         torch.set_rng_state(run["torch_rng"].cpu())
-
-    def _gradients(self, batch: Batch) -> Tensor:
-        """Gradients of a step; returns the loss of this rank's packs."""
-        denominator = self._denominator(batch)
-        if self.settings.parallel_packs > 1:
-            return self._threaded_backward(batch, denominator)
-        return self._backward(batch, denominator)
 
     def _backward(self, batch: Batch, denominator: Tensor) -> Tensor:
         """Gradients of all packs, one after another; returns the loss of this rank's packs."""

@@ -69,7 +69,8 @@ class TrainingSettings:
     balance: cost (the trees of a step are divided into packs and ranks of equal predicted cost) or
     none (packs as they were filled).
     dry_run: the costliest pack is taken forward and backward before the first step, and a run that
-    does not fit in memory is refused. warmup_share and final_share: see `vla_nav.training.schedule`.
+    does not fit in memory is refused.
+    warmup_share and final_share: see `vla_nav.training.schedule`.
     """
 
     pack_tokens: int = 8192
