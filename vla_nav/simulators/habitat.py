@@ -42,16 +42,14 @@ from vla_nav.simulators.habitat_library import gpu_device, make_simulator
 from vla_nav.simulators.habitat_navmesh import NavmeshSettings
 from vla_nav.simulators.habitat_scene import find_scene
 from vla_nav.simulators.habitat_sensors import Sensors, sensor_specs
-from vla_nav.simulators.protocol import GeodesicPath, Motion, Observation
+from vla_nav.simulators.protocol import GeodesicPath, Motion, Observation, Point
+from vla_nav.simulators.standing import SNAP_M, StandingAgent
 from vla_nav.simulators.topdown import FloorMap
 
-Point = tuple[float, float, float]
-
-_SNAP_M = 1.0  # a point farther from the navigation mesh than this is not on it
 _ACTIONS = {MOVE_FORWARD: "move_forward", TURN_LEFT: "turn_left", TURN_RIGHT: "turn_right"}
 
 
-class HabitatSimulator:
+class HabitatSimulator(StandingAgent):
     """The `Simulator` protocol over habitat-sim; see `protocol.py` for the methods.
 
     gpu_device_id: CUDA device to render on, -1 for software rendering, None to look for one.
@@ -87,37 +85,15 @@ class HabitatSimulator:
         self._has_ibl = has_ibl
         self._has_semantic = False
         self._folder = tempfile.TemporaryDirectory(prefix="vla_nav_habitat_")
-        self._path: str | None = None
         self._simulator: Any = None
         self._sensors: Sensors | None = None
-        self._pose: Pose | None = None
 
     def load_scene(self, scene_path: str) -> None:
         path = str(scene_path)
         if self._path != path or self._simulator is None:
-            self._close_library()
+            self.close()
             self._open(path)
-            self._path, self._pose = path, None
-
-    def reset(self, pose: Pose) -> Pose:
-        position = self.snap(pose.position)
-        if position is None:
-            x, y, z = pose.position
-            raise UserError(
-                f"{self._path}: start ({x:.3f}, {y:.3f}, {z:.3f}) has no walkable point within "
-                f"{_SNAP_M:g} m; check the scene and the agent's radius and height"
-            )
-        self._pose = Pose(position, pose.rotation)
-        return self._pose
-
-    def place(self, pose: Pose) -> None:
-        self._loaded()
-        self._pose = pose
-
-    def act(self, primitive: int) -> Motion:
-        motion = self.move(self._placed(), primitive)
-        self._pose = motion.pose
-        return motion
+            self._path = path
 
     def move(self, pose: Pose, primitive: int) -> Motion:
         if primitive == STOP:
@@ -181,7 +157,7 @@ class HabitatSimulator:
         if not _is_finite(point):
             return None
         x, y, z = map(float, pathfinder.snap_point(_vector(point)))
-        if not _is_finite((x, y, z)) or math.dist((x, y, z), point) > _SNAP_M:
+        if not _is_finite((x, y, z)) or math.dist((x, y, z), point) > SNAP_M:
             return None
         return x, y, z
 
@@ -251,11 +227,6 @@ class HabitatSimulator:
             raise RuntimeError("no scene is loaded; call load_scene first")
         assert self._simulator.pathfinder.is_loaded
         return self._simulator
-
-    def _placed(self) -> Pose:
-        if self._pose is None:
-            raise RuntimeError("the agent is nowhere yet; call load_scene and reset first")
-        return self._pose
 
 
 def _is_finite(point: Point) -> bool:

@@ -15,21 +15,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vla_nav.episodes.types import Embodiment, Pose
-from vla_nav.errors import UserError, unknown_name
+from vla_nav.errors import unknown_name
 from vla_nav.simulators.cameras import check_camera
 from vla_nav.simulators.geodesic import NO_WAY, FirstLeg, GoalField, Place
 from vla_nav.simulators.motion import Mover
-from vla_nav.simulators.protocol import GeodesicPath, Motion, Observation
+from vla_nav.simulators.protocol import GeodesicPath, Motion, Observation, Point
 from vla_nav.simulators.rays import RayScene
 from vla_nav.simulators.render import SHADINGS, Renderer
 from vla_nav.simulators.stage import load_stage
+from vla_nav.simulators.standing import SNAP_M, StandingAgent
 from vla_nav.simulators.topdown import FloorMap, floor_maps
 from vla_nav.simulators.visibility import VisibilityGraph, find_visibility
 from vla_nav.simulators.walkable import Walkable, find_walkable
 
-Point = tuple[float, float, float]
-
-_SNAP_M = 1.0  # a point farther from the walkable area than this is not on it
 _SNAP_ASIDE_M = 0.15  # nearer points are moved straight away from the obstacle, not to a cell
 _FIELDS_KEPT = 64
 _VIEW_MARGINS_M = (0.01, 0.03)  # how far off the walls places stand, to see along them
@@ -39,7 +37,6 @@ _VIEW_MARGINS_M = (0.01, 0.03)  # how far off the walls places stand, to see alo
 class _Scene:
     """All that is known about the loaded scene."""
 
-    path: str
     renderer: Renderer
     walkable: Walkable
     mover: Mover
@@ -49,7 +46,7 @@ class _Scene:
     fields: dict[Point, GoalField | None] = field(default_factory=dict)
 
 
-class MeshSimulator:
+class MeshSimulator(StandingAgent):
     """The `Simulator` protocol over one mesh scene; see `protocol.py` for the methods.
 
     cell_m: grid of the walkable area; max_climb_m: the highest step that is walked up or down;
@@ -81,11 +78,10 @@ class MeshSimulator:
         self._up_axis = up_axis
         self._shading = shading
         self._scene: _Scene | None = None
-        self._pose: Pose | None = None
 
     def load_scene(self, scene_path: str) -> None:
         path = str(scene_path)
-        if self._scene is not None and self._scene.path == path:
+        if self._path == path:
             return
         stage = load_stage(path, up_axis=self._up_axis)
         rays = RayScene(stage.vertices, stage.faces)
@@ -102,7 +98,6 @@ class MeshSimulator:
         points = np.stack([columns.x_m, columns.height_m, columns.z_m], axis=1)
         beside_walkable = ((links >= 0) & walkable.is_walkable[links]).any(axis=1)
         self._scene = _Scene(
-            path=path,
             renderer=Renderer(stage, rays, shading=self._shading),
             walkable=walkable,
             mover=Mover(walkable, self.embodiment),
@@ -110,32 +105,12 @@ class MeshSimulator:
             points=points[walkable.is_walkable],
             can_enter=walkable.is_walkable | beside_walkable,
         )
-        self._pose = None
+        self._path, self._pose = path, None
 
     @property
     def walkable(self) -> Walkable:
         """The walkable area of the loaded scene (for maps)."""
         return self._loaded().walkable
-
-    def reset(self, pose: Pose) -> Pose:
-        position = self.snap(pose.position)
-        if position is None:
-            x, y, z = pose.position
-            raise UserError(
-                f"{self._loaded().path}: start ({x:.3f}, {y:.3f}, {z:.3f}) has no walkable point "
-                f"within {_SNAP_M:g} m; check the scene and the agent's radius and height"
-            )
-        self._pose = Pose(position, pose.rotation)
-        return self._pose
-
-    def place(self, pose: Pose) -> None:
-        self._loaded()
-        self._pose = pose
-
-    def act(self, primitive: int) -> Motion:
-        motion = self.move(self._placed(), primitive)
-        self._pose = motion.pose
-        return motion
 
     def move(self, pose: Pose, primitive: int) -> Motion:
         return self._loaded().mover.move(pose, primitive)
@@ -182,7 +157,7 @@ class MeshSimulator:
         offset = scene.points - np.asarray(point)
         away = np.einsum("ij,ij->i", offset, offset)
         nearest = int(away.argmin())
-        if away[nearest] > _SNAP_M**2:
+        if away[nearest] > SNAP_M**2:
             return None
         return scene.mover.drag(tuple(scene.points[nearest].tolist()), point)
 
@@ -200,8 +175,7 @@ class MeshSimulator:
         return floor_maps(self.walkable)
 
     def close(self) -> None:
-        self._scene = None
-        self._pose = None
+        self._scene = self._path = self._pose = None
 
     def _first_leg(self, start: Point, known: GoalField) -> tuple[Place | None, FirstLeg]:
         """The way from a point to a goal, and the place that it was seen from."""
@@ -252,8 +226,3 @@ class MeshSimulator:
         if self._scene is None:
             raise RuntimeError("no scene is loaded; call load_scene first")
         return self._scene
-
-    def _placed(self) -> Pose:
-        if self._pose is None:
-            raise RuntimeError("the agent is nowhere yet; call load_scene and reset first")
-        return self._pose

@@ -17,6 +17,8 @@ from vla_nav.episodes.types import Embodiment, Pose
 from vla_nav.frozen import frozen
 from vla_nav.simulators.topdown import FloorMap
 
+Point = tuple[float, float, float]  # x, y, z in metres, world
+
 
 @frozen
 class Observation:
