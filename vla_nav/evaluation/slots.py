@@ -17,48 +17,24 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from vla_nav.actions.decisions import cut
-from vla_nav.actions.targets import Target, target_of
-from vla_nav.actions.types import Action, ActionSpace
-from vla_nav.episodes.types import STOP, Episode
-from vla_nav.evaluation.conditions import Actor, Instructions, chance_decision
+from vla_nav.episodes.types import Episode
+from vla_nav.evaluation.conditions import Actor, Instructions
+from vla_nav.evaluation.deciding import Decider, Network, Slot, without_network
 from vla_nav.evaluation.lane_queues import LaneQueues, Turn
-from vla_nav.evaluation.play import Call, Notes, Played, PlaySettings, Script, Unit, script
+from vla_nav.evaluation.play import Call, Notes, Played, PlaySettings, Unit, script
 from vla_nav.evaluation.rollout import Decide
 from vla_nav.evaluation.throughput import Timing
 from vla_nav.seeding import generator
 from vla_nav.simulators.client import WorkerDiedError
 from vla_nav.simulators.pool import AgentLostError, Completed, SimulatorPool
-from vla_nav.simulators.protocol import Observation
 
 MAX_ATTEMPTS = 2
 _SWITCH_S = 0.001  # a thread waits no longer for the interpreter
 _WAIT_S = 1.0  # how long to sleep at most before looking again
-
-
-class Network(Protocol):
-    """A policy that decides for many slots at once (`vla_nav.models.policy.VLAPolicy`)."""
-
-    space: ActionSpace
-
-    def reset(self, slot: int, instruction: str, *, name: str) -> None:
-        """Begin an episode in a slot; `name` seeds what is sampled in it."""
-        ...
-
-    def has_room(self, slot: int) -> bool:
-        """Whether the slot's context takes another decision."""
-        ...
-
-    def act(self, observations: Mapping[int, Observation]) -> Mapping[int, Action]:
-        """One decision for every slot given."""
-        ...
 
 
 class Crashed(NamedTuple):
@@ -66,17 +42,6 @@ class Crashed(NamedTuple):
 
     unit: Unit
     reason: str
-
-
-@dataclass
-class _Slot:
-    number: int
-    lane: int
-    unit: Unit
-    notes: Notes
-    rng: np.random.Generator
-    script: Script
-    has_begun: bool = False
 
 
 class Table:
@@ -97,13 +62,13 @@ class Table:
         """scene_path: the scene file of an episode. is_one_by_one: one slot per forward."""
         self._pool = pool
         self._settings = settings
-        self._instructions = instructions
         self._scene_path = scene_path
-        self._network = network
+        self._decider: Decider | None = None
+        if network is not None:
+            self._decider = Decider(network, settings, instructions, is_one_by_one=is_one_by_one)
         self._num_slots = max(num_slots, pool.num_lanes)
-        self._is_one_by_one = is_one_by_one
         self._is_filmed = is_filmed
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, Slot] = {}
         self._waiting: dict[int, Decide] = {}
         self._num_outstanding = 0
         self._queues = LaneQueues((), num_lanes=pool.num_lanes, max_scenes=pool.max_scenes)
@@ -164,7 +129,7 @@ class Table:
             return
         unit = turn.unit
         notes = Notes(attempts=turn.attempt, is_filmed=self._is_filmed(unit))
-        self._slots[number] = _Slot(
+        self._slots[number] = Slot(
             number,
             lane,
             unit,
@@ -180,7 +145,7 @@ class Table:
         )
         self._advance(self._slots[number], None)
 
-    def _advance(self, slot: _Slot, answer: Any) -> Played | None:
+    def _advance(self, slot: Slot, answer: Any) -> Played | None:
         """Hand a slot its answer and pass on what it asks for next; the episode at its end."""
         try:
             request = slot.script.send(answer)
@@ -196,23 +161,8 @@ class Table:
             self._waiting[slot.number] = request
         else:
             self._look(slot, request)
-            return self._advance(slot, self._without_network(slot, request))
+            return self._advance(slot, without_network(slot, request, self._settings))
         return None
-
-    def _without_network(self, slot: _Slot, request: Decide) -> tuple[int, ...]:
-        """What chance or the expert decides."""
-        settings = self._settings
-        if slot.unit.condition.actor is Actor.CHANCE:
-            return chance_decision(
-                settings.decision,
-                settings.embodiment,
-                slot.rng,
-                stop_probability=settings.chance_stop_probability,
-            )
-        if request.outcome.label is None:
-            slot.notes.remark = f"the expert gave up: {request.outcome.stuck}"
-            return (STOP,)
-        return cut(request.outcome.label.primitives, settings.decision)
 
     def _is_time_to_decide(self) -> bool:
         num_network = sum(
@@ -222,60 +172,20 @@ class Table:
 
     def _decide(self) -> None:
         """Ask the network for every slot that waits."""
-        network = self._network
-        assert network is not None, "a network row without a network"
-        waiting, self._waiting = dict(sorted(self._waiting.items())), {}
+        assert self._decider is not None, "a network row without a network"
+        waiting, self._waiting = self._waiting, {}
         begun = time.perf_counter()
-        seen: dict[int, Observation] = {}
-        fresh, full = set(), []
-        for number, request in waiting.items():
-            slot = self._slots[number]
-            if not slot.has_begun:
-                text = self._instructions.of(slot.unit.condition, slot.unit.episode)
-                network.reset(number, text, name="/".join(slot.unit.key))
-                slot.has_begun = True
-                fresh.add(number)
-            elif not network.has_room(number):
-                full.append(slot)
-                continue
-            assert request.outcome.observation is not None
-            seen[number] = slot.unit.condition.observe(request.outcome.observation)
-        actions: dict[int, Action] = {}
-        for numbers in self._batches(list(seen), fresh):
-            actions.update(network.act({number: seen[number] for number in numbers}))
-            self.timing.num_calls += 1
-        chosen_by = {
-            number: self._to_execute(action, dict(seen[number].depth))
-            for number, action in actions.items()
-        }
+        decided = self._decider.decide(waiting, self._slots)
         self.timing.policy_s += time.perf_counter() - begun
-        self.timing.num_decisions += len(seen)
-        for number, chosen in chosen_by.items():
+        self.timing.num_calls += decided.num_calls
+        self.timing.num_decisions += len(decided.chosen)
+        for number, chosen in decided.chosen.items():
             self._advance(self._slots[number], chosen)
-        for slot in full:
+        for slot in decided.full:
             slot.notes.remark = "the policy's context is full: ended without STOP"
             self._advance(slot, ())
 
-    def _to_execute(self, action: Action, depth: dict[str, np.ndarray]) -> Target | tuple[int, ...]:
-        """An action as primitive actions, or as the place to go to by the shortest path."""
-        assert self._network is not None
-        space, body = self._network.space, self._settings.embodiment
-        if self._settings.execution == "geodesic":
-            target = target_of(space, action, body, depth)
-            if target is not None:
-                return target
-        return space.primitives(action, body, depth)
-
-    def _batches(self, numbers: list[int], fresh: set[int]) -> list[list[int]]:
-        """Slots to decide together. Those that begin bring a whole instruction; apart, they do not
-        make the others wait for as many padded tokens."""
-        if self._is_one_by_one:
-            return [[number] for number in numbers]
-        begin = [number for number in numbers if number in fresh]
-        go_on = [number for number in numbers if number not in fresh]
-        return [batch for batch in (begin, go_on) if batch]
-
-    def _look(self, slot: _Slot, request: Decide) -> None:
+    def _look(self, slot: Slot, request: Decide) -> None:
         """Count and, where the episode is filmed, keep the images that come with a decision."""
         if request.outcome.observation is not None:
             self.timing.num_frames += len(request.outcome.observation.rgb)

@@ -17,8 +17,8 @@ from vla_nav.actions.targets import SPACES_WITH_TARGETS
 from vla_nav.episodes.types import Embodiment
 from vla_nav.errors import UserError
 from vla_nav.evaluation.conditions import Actor, Condition
+from vla_nav.evaluation.deciding import Network
 from vla_nav.evaluation.setup import embodiment_of
-from vla_nav.evaluation.slots import Network
 
 
 @dataclass(frozen=True)
