@@ -158,9 +158,9 @@ def test_a_long_pack_that_cannot_fit_is_never_begun(
     begun: list[int] = []
     rehearse: Callable[..., float] = dry_run._rehearse
 
-    def counted(trainer: Any, module: Any, pack: Any) -> float:
-        begun.append(pack.packed.num_tokens)
-        return rehearse(trainer, module, pack)
+    def counted(trainer: Any, module: Any, packs: Any) -> float:
+        begun.extend(pack.packed.num_tokens for pack in packs)
+        return rehearse(trainer, module, packs)
 
     monkeypatch.setattr(dry_run, "_rehearse", counted)
     monkeypatch.setattr(dry_run, "free_bytes", lambda device: 0)

@@ -29,6 +29,7 @@ from vla_nav.training.batch import Batch, Pack
 from vla_nav.training.ema import WeightAverage
 from vla_nav.training.free_memory import free_bytes
 
+Packs = tuple[Pack, ...]
 _MOMENTS = 2  # of AdamW, each like its weight
 _REMEDY = (
     "lower training.pack_tokens, set training.partition.tokens or "
@@ -37,8 +38,8 @@ _REMEDY = (
 
 
 class Memory(NamedTuple):
-    """Bytes by class at the peak of a step; `activations` are all that the classes before them do
-    not name."""
+    """Bytes by class at the peak of a step. `activations` are what the peak has above the other
+    classes (of a single pack the gradients are not all there yet at that instant)."""
 
     weights: int
     average: int
@@ -81,15 +82,17 @@ class DryRun(Callback):
         device = trainer.strategy.root_device
         copies = pl_module.settings.parallel_packs
         with _untouched(pl_module, device):
-            longest = self._pack_of(True)
+            short, longest = self._pack_of(False), self._pack_of(True)
             if device.type == "cuda":
-                memory, seconds = _measured(trainer, pl_module, longest)
+                # With several packs a step, the gradients of the first are there in the second.
+                is_one = pl_module.settings.accumulate == 1
+                packs = (longest,) if is_one else (short, longest)
+                memory, seconds = _measured(trainer, pl_module, packs)
                 available = free_bytes(device) + torch.cuda.memory_reserved(device)
             else:
                 held = held_memory(trainer, pl_module)
                 # What is there already does not count against what is free.
-                available = free_bytes(device) + held.weights + held.average
-                short = self._pack_of(False)
+                available = free_bytes(device) + held.weights + held.average + _state_bytes(trainer)
                 kept, _ = _kept(trainer, pl_module, short)
                 kept = kept * _pass_tokens(longest) // _pass_tokens(short)
                 memory = held._replace(
@@ -134,16 +137,16 @@ def named(pack: Pack) -> str:
 
 
 def held_memory(trainer: Trainer, module: LightningModule) -> Memory:
-    """Weights, average, optimiser and gradients of this process, those that are not there yet
-    as well; no batch and no activations."""
+    """Weights, average, optimiser and gradients on the device of this process, those that are not
+    there yet as well; no batch and no activations."""
+    device = trainer.strategy.root_device
     trained = [p for group in module.optimizers().param_groups for p in group["params"]]
-    states = [state for one in trainer.optimizers for state in one.state.values()]
     ema = next((x for x in trainer.callbacks if isinstance(x, WeightAverage)), None)
-    size = _bytes(trained)
+    size = _bytes(trained, device)
     return Memory(
-        weights=_bytes([*module.parameters(), *module.buffers()]),
-        average=0 if ema is None else _bytes(ema.average.values()),
-        optimiser=_state_bytes(states) or _MOMENTS * size,
+        weights=_bytes([*module.parameters(), *module.buffers()], device),
+        average=0 if ema is None else _bytes(ema.average.values(), device),
+        optimiser=_state_bytes(trainer) or _MOMENTS * size,
         gradients=size,
         batch=0,
         activations=0,
@@ -153,7 +156,7 @@ def held_memory(trainer: Trainer, module: LightningModule) -> Memory:
 def pack_bytes(pack: Pack) -> int:
     """Bytes of a pack's tensors, where they are counted by name: its frames and token columns."""
     columns = (getattr(pack.packed, name) for name in pack.packed.__dataclass_fields__)
-    return pack.frames.nbytes + _bytes(x for x in columns if isinstance(x, Tensor))
+    return pack.frames.nbytes + sum(x.nbytes for x in columns if isinstance(x, Tensor))
 
 
 class KeptBytes:
@@ -203,37 +206,39 @@ class _Kept:
         self._ledger.change(self.tensor, -1)
 
 
-def _measured(trainer: Trainer, module: LightningModule, pack: Pack) -> tuple[Memory, float]:
+def _measured(trainer: Trainer, module: LightningModule, packs: Packs) -> tuple[Memory, float]:
     """Of a forward and backward on a GPU. Raises `UserError` where its memory does not do."""
-    device = trainer.strategy.root_device
+    device, longest = trainer.strategy.root_device, packs[-1]
     held = held_memory(trainer, module)
+    # Moments that are there are in the peak; those of a first step are added to it.
+    in_peak = held.weights + held.average + held.gradients + _state_bytes(trainer)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     try:
-        seconds = _rehearse(trainer, module, pack)
+        seconds = _rehearse(trainer, module, packs)
         torch.cuda.synchronize(device)
     except torch.OutOfMemoryError as error:
         total = torch.cuda.get_device_properties(device).total_memory
         raise UserError(
-            f"dry run: the costliest pack ({named(pack)}) does not fit in the {_gib(total)} GiB of "
-            f"{torch.cuda.get_device_name(device)}, of which {_gib(before)} GiB were taken before "
-            f"it; {_REMEDY}"
+            f"dry run: the costliest pack ({named(longest)}) does not fit in the {_gib(total)} GiB "
+            f"of {torch.cuda.get_device_name(device)}, of which {_gib(before)} GiB were taken "
+            f"before it; {_REMEDY}"
         ) from error
-    batch = pack_bytes(pack)
-    during = torch.cuda.max_memory_allocated(device) - before
-    return held._replace(batch=batch, activations=max(0, during - batch - held.gradients)), seconds
+    batch = sum(map(pack_bytes, packs))
+    above = torch.cuda.max_memory_allocated(device) - in_peak - batch
+    return held._replace(batch=batch, activations=max(0, above)), seconds
 
 
 def _kept(trainer: Trainer, module: LightningModule, pack: Pack) -> tuple[int, float]:
     """Bytes of activations and seconds of a forward and backward."""
     with KeptBytes(module.parameters()) as kept:
-        seconds = _rehearse(trainer, module, pack)
+        seconds = _rehearse(trainer, module, (pack,))
     return kept.peak, seconds
 
 
-def _rehearse(trainer: Trainer, module: LightningModule, pack: Pack) -> float:
+def _rehearse(trainer: Trainer, module: LightningModule, packs: Packs) -> float:
     start = time.perf_counter()
-    batch = Batch((pack,), trainer.global_step, 0).to(trainer.strategy.root_device)
+    batch = Batch(packs, trainer.global_step, 0).to(trainer.strategy.root_device)
     with trainer.precision_plugin.train_step_context():
         module.rehearse(batch)
     return time.perf_counter() - start
@@ -257,9 +262,9 @@ def _untouched(module: LightningModule, device: torch.device) -> Iterator[None]:
         module.zero_grad(set_to_none=True)
 
 
-def _bytes(tensors: Iterable[Any]) -> int:
-    """Of the parts that this process holds."""
-    return sum(_local(x).nbytes for x in tensors)
+def _bytes(tensors: Iterable[Any], device: torch.device) -> int:
+    """Of the parts that this process holds on the device."""
+    return sum(x.nbytes for x in map(_local, tensors) if x.device.type == device.type)
 
 
 def _local(tensor: Any) -> Tensor:
@@ -267,8 +272,11 @@ def _local(tensor: Any) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def _state_bytes(states: Iterable[dict[str, Any]]) -> int:
-    return _bytes(x for state in states for x in state.values() if isinstance(x, Tensor))
+def _state_bytes(trainer: Trainer) -> int:
+    """Of the optimiser's state that is there already."""
+    states = [state for one in trainer.optimizers for state in one.state.values()]
+    tensors = [x for state in states for x in state.values() if isinstance(x, Tensor)]
+    return _bytes(tensors, trainer.strategy.root_device)
 
 
 def _classes(memory: Memory) -> str:
