@@ -31,9 +31,12 @@ from vla_nav.profiling.profile_page import write_page
 from vla_nav.profiling.profile_report import NUM_OPERATORS, Measured, Timed, profile_report
 from vla_nav.profiling.profile_trace import StepTrace
 from vla_nav.profiling.regions import Recorder
+from vla_nav.profiling.step_costs import measured_steps
 from vla_nav.profiling.step_profile import BARE, PROFILED, TRACED, ProfileSettings, StepObserver
-from vla_nav.profiling.structure import structure
+from vla_nav.profiling.structure import structure, total_structure
 from vla_nav.training.batch import Batch
+from vla_nav.training.cost_fit import costs_json
+from vla_nav.training.cost_model import CostModel
 from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.dataset import StepDataset
 from vla_nav.training.ema import WeightAverage
@@ -152,7 +155,7 @@ def _profile(
             f"the run ended after {trainer.global_step} of {settings.num_steps} steps: take away "
             "what ends it early (trainer.max_time, trainer.fast_dev_run)"
         )
-    timed = _counted(parts, steps, rates)
+    timed, costs = _counted(parts, steps, rates)
     profiled = [item for item in timed if item.block.kind == PROFILED]
     held = held_bytes(
         parts.model,
@@ -176,7 +179,7 @@ def _profile(
         steps_per_epoch=parts.data.steps_of_epochs(1, trainer.world_size),
         num_ranks=trainer.world_size,
     )
-    result = profile_report(measured, facts=_facts(parts, dtype))
+    result = {**profile_report(measured, facts=_facts(parts, dtype)), "costs": costs}
     if trainer.is_global_zero:
         for path in (path for pattern in _FILES for path in folder.glob(pattern)):
             path.unlink()
@@ -229,16 +232,23 @@ def _make(
     return _Parts(recipe, training, assembled.model, module, data, trainer, average)
 
 
-def _counted(parts: _Parts, steps: StepObserver, rates: Rates) -> list[Timed]:
-    """The bare and profiled blocks with what their steps held and what was to be expected."""
+def _counted(
+    parts: _Parts, steps: StepObserver, rates: Rates
+) -> tuple[list[Timed], dict[str, Any]]:
+    """The bare and profiled blocks with what their steps held and what was to be expected; and what
+    a cost model is fitted to."""
     vocabulary = parts.model.vocabulary
     frame_flops = encoder_flops(parts.recipe.encoder)
     costs, _ = flop_model(parts.recipe.model, vocabulary, frame_flops=frame_flops)
     trained = [p for group in parts.trainer.optimizers[0].param_groups for p in group["params"]]
-    timed = []
+    timed: list[Timed] = []
+    measured: list[dict[str, float]] = []
     for block in steps.blocks:
         if block.kind in (BARE, PROFILED):
-            found = structure([parts.data.step(number) for number in block.steps])
+            each = [structure([parts.data.step(number)]) for number in block.steps]
+            found = total_structure(each)
+            if block.kind == PROFILED:
+                measured += measured_steps(block, each)
             expected = predict(
                 found,
                 costs,
@@ -247,7 +257,7 @@ def _counted(parts: _Parts, steps: StepObserver, rates: Rates) -> list[Timed]:
                 optimiser_bytes=UPDATE_PASSES * sum(p.nbytes for p in trained),
             )
             timed.append(Timed(block, found, expected))
-    return timed
+    return timed, costs_json(measured, CostModel.from_flops(costs))
 
 
 def _kind(dtype: torch.dtype) -> str:

@@ -61,7 +61,7 @@ def fact_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Name and text of everything beside the parts."""
     steps, check, overhead = result["steps"], result["check"], result["overhead"]
     made, memory, mfu = result["structure"], result["memory"], result["mfu"]
-    prediction, epoch = result["prediction"], result["epoch"]
+    prediction, epoch, costs = result["prediction"], result["epoch"], result["costs"]
     verdict = "within" if check["adds_up"] else "NOT within"
     transfer = prediction["transfer_gb_per_s"]
     rows = [
@@ -103,6 +103,11 @@ def fact_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
             "data wait",
             f"{steps['host_data_wait_ms']:.2f} ms a step in the main thread "
             f"({100 * steps['host_data_wait_ms'] / steps['profiled_ms']:.1f} %)",
+        ),
+        (
+            "cost model",
+            f"{100 * costs['error']:.1f} % off fitted to {len(costs['steps'])} steps, "
+            f"{100 * costs['error_of_flops']:.1f} % by FLOPs alone (training.cost_profile)",
         ),
         ("POR", f"{made['por']:.3f}, token bound {made['token_bound']:.2f} x"),
         (

@@ -35,6 +35,7 @@ class Structure(NamedTuple):
     num_live_blocks: int
     num_causal_blocks: int
     num_partial_blocks: int
+    num_partitions: int
     num_passes: int  # forward passes of the layers: one a pack, or one a partition
     num_recomputed_tokens: int
     batch_bytes: int
@@ -84,6 +85,7 @@ def structure(steps: Sequence[tuple[Batch, Sequence[PrefixTree]]]) -> Structure:
         num_live_blocks=int(blocks[0]),
         num_causal_blocks=int(blocks[1]),
         num_partial_blocks=int(blocks[2]),
+        num_partitions=sum(len(cut.parts) for cut in cuts),
         num_passes=whole + sum(len(cut.parts) for cut in cuts),
         num_recomputed_tokens=sum(cut.recomputed_tokens for cut in cuts),
         batch_bytes=sum(nbytes(batch.packs) for batch, _ in steps),

@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
+
 from vla_nav.actions.types import ActionSpace
 from vla_nav.models.assembly import Assembled, ModelConfig, assemble
 from vla_nav.models.prompt import Layout
 from vla_nav.models.vocabulary import Vocabulary
+from vla_nav.training.cost_fit import read_costs
 from vla_nav.training.cost_model import CostModel
 from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.mixture import Source
@@ -86,6 +89,11 @@ def assembled_data(recipe: Recipe, kind: type[Data]) -> tuple[Assembled, Data]:
 
 
 def predicted_costs(recipe: Recipe, vocabulary: Vocabulary) -> CostModel:
-    """What packs are balanced by: the FLOPs of the configured model."""
-    flops, _ = flop_model(recipe.model, vocabulary, frame_flops=encoder_flops(recipe.encoder))
-    return CostModel.from_flops(flops)
+    """What packs are balanced by: the FLOPs of the configured model, or seconds that were measured.
+
+    Random state stays as it is.
+    """
+    with torch.random.fork_rng([]):
+        flops, _ = flop_model(recipe.model, vocabulary, frame_flops=encoder_flops(recipe.encoder))
+    costs, measured = CostModel.from_flops(flops), recipe.settings.cost_profile
+    return costs if measured is None else read_costs(measured, costs, attention=recipe.attention)

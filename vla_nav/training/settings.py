@@ -67,7 +67,8 @@ class TrainingSettings:
     pack_tokens may be larger than what fits in memory. parallel_packs: packs of a step that are
     computed at once, each by one thread of its own (CPU only; set num_threads to 1 with it).
     balance: cost (the trees of a step are divided into packs and ranks of equal predicted cost) or
-    none (packs as they were filled).
+    none (packs as they were filled). cost_profile: a profile of this model on this machine that
+    costs are fitted to; None: its FLOPs.
     dry_run: the costliest pack is taken forward and backward before the first step, and a run that
     does not fit in memory is refused.
     warmup_share and final_share: see `vla_nav.training.schedule`.
@@ -77,6 +78,7 @@ class TrainingSettings:
     accumulate: int = 1
     parallel_packs: int = 1
     balance: str = "cost"
+    cost_profile: str | None = None
     budget: Budget = field(default_factory=lambda: Budget(max_steps=1000))
     warmup_share: float = 0.03
     final_share: float = 0.02
