@@ -21,6 +21,17 @@ class UserError(ValueError):
         super().__init__("".join(map(_printable, message)))
 
 
+class StoppedError(Exception):
+    """A run that ended before its time and through no fault of its input, and can be continued.
+
+    The message is one line of what happened and how to go on; `code` is the exit code.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__("".join(map(_printable, message)))
+        self.code = code
+
+
 def _printable(character: str) -> str:
     """The character, or `\\x1b` and the like for one that a terminal must not get."""
     if character.isprintable():

@@ -101,6 +101,7 @@ def train(
     every_steps: int = 3,
     num_ranks: int = 1,
     resume: str = "newest",
+    checkpoint: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Run `fit` on the CPU without any logger but the curve."""
     return fit(
@@ -109,7 +110,7 @@ def train(
         config={"seed": made.seed} if config is None else config,
         make_trainer=lambda **keywords: cpu_trainer(num_ranks=num_ranks, **keywords),
         callbacks=[WeightAverage(decay=0.9, every_steps=2), *extra],
-        checkpoint={"every_steps": every_steps, "every_minutes": None},
+        checkpoint={"every_steps": every_steps, "every_minutes": None, **(checkpoint or {})},
         overwrite=overwrite,
         resume=resume,
     )

@@ -41,7 +41,7 @@ from vla_nav.commands.overrides import (
     swept_keys,
 )
 from vla_nav.commands.sweep import SHARD, SHARD_FOLDERS, job_folder, sweep_jobs
-from vla_nav.errors import UserError
+from vla_nav.errors import StoppedError, UserError
 
 if TYPE_CHECKING:
     from vla_nav.tree.layout import Layout
@@ -74,6 +74,7 @@ _REMEDIES = {  # of faults of the file system, beside a full disk
     errno.EEXIST: _ANOTHER_KIND,
     errno.ENAMETOOLONG: "name a shorter path",
     errno.ELOOP: "mend the links, or name another path",
+    errno.EFBIG: "allow larger files (ulimit -f), or name a path on another disk",
     errno.EIO: "the disk is failing: copy the data to another one",
     errno.ESTALE: "mount the network disk again",
     errno.EMFILE: "allow more open files (ulimit -n), or take fewer num_workers",
@@ -250,6 +251,9 @@ def _guarded(command: str, body: Callable[[], int]) -> int:
         return body()
     except KeyboardInterrupt:
         return _interrupted(command)
+    except StoppedError as stopped:
+        print(f"vla-nav {command}: {stopped}", file=sys.stderr)
+        return stopped.code
     except Exception as error:  # noqa: BLE001 (reported in full below)
         line = _user_line(error)
         if line is None:

@@ -3,6 +3,7 @@
     {"step": 20, "loss": 2.31, "learning_rate": 0.0004, ...}
     {"step": 500, "val/loss": 1.02, "val/action_accuracy": 0.61, ...}
 
+A value that is no number (a rate without a single case, a loss that diverged) is null.
 A continued run first drops the lines behind its checkpoint, because their steps are taken again.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +50,19 @@ class CurveLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Append one line."""
-        values = {name: float(value) for name, value in metrics.items() if name != "epoch"}
+        values = {
+            name: float(value) if math.isfinite(value) else None
+            for name, value in metrics.items()
+            if name != "epoch"
+        }
         if values and (step, frozenset(values)) not in self._kept:
-            with open(self.path, "a", encoding="utf-8") as handle:
-                handle.write(json.dumps({"step": step, **values}) + "\n")
+            line = json.dumps({"step": step, **values}, allow_nan=False) + "\n"
+            try:
+                with open(self.path, "a", encoding="utf-8") as handle:
+                    handle.write(line)
+            except OSError as error:
+                error.filename = str(self.path)  # a full disk says so without a name
+                raise
 
 
 def write_csv(curve: str | Path, target: str | Path) -> None:
@@ -64,9 +75,9 @@ def write_csv(curve: str | Path, target: str | Path) -> None:
         writer.writerows(rows)
 
 
-def read_curve(path: str | Path) -> list[dict[str, float]]:
+def read_curve(path: str | Path) -> list[dict[str, float | None]]:
     """The rows of a curve file, in order; a last line torn by a kill is left out."""
-    rows: list[dict[str, float]] = []
+    rows: list[dict[str, float | None]] = []
     if not Path(path).exists():
         return rows
     for line in Path(path).read_text(encoding="utf-8").splitlines():

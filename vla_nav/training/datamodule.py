@@ -30,18 +30,26 @@ from vla_nav.training.dataset import (
     StepDataset,
     StepSampler,
 )
+from vla_nav.training.loader_faults import FaultsAsItems, require_item
 from vla_nav.training.mixture import EpochDraws, Source, require_same_body
 from vla_nav.training.packing import PackOrder, require_fitting
 from vla_nav.training.recorded_split import open_recorded, require_conventions
+from vla_nav.training.run_folder import is_first_of_machine
 from vla_nav.training.settings import TrainingSettings
+from vla_nav.training.signals import ignore_in_worker
 from vla_nav.training.tree_counts import estimate_counts
 from vla_nav.vision.cache import FeatureCache, cache_folder
 from vla_nav.vision.encoder import TimmEncoder
 from vla_nav.vision.pixels import PixelResizer
 
 
-def open_frames(data_path: str | Path, split: str, encoder: TimmEncoder) -> FeatureCache:
-    """What the encoder reads in training: its own features when it is frozen, else pixels."""
+def open_frames(
+    data_path: str | Path, split: str, encoder: TimmEncoder, *, verify: str = "sizes"
+) -> FeatureCache:
+    """What the encoder reads in training: its own features when it is frozen, else pixels.
+
+    verify: sizes | digests, see `FeatureCache.open`.
+    """
     if encoder.is_frozen:
         fingerprint = encoder.fingerprint()
     else:
@@ -54,7 +62,7 @@ def open_frames(data_path: str | Path, split: str, encoder: TimmEncoder) -> Feat
             f"{folder}: no pixel cache for an encoder that trains in the step; run `vla-nav encode "
             f"data.path={data_path} data.split={split} vision=pixels vision.image_size={size}`"
         )
-    return FeatureCache.open(folder, fingerprint)
+    return FeatureCache.open(folder, fingerprint, verify=verify)
 
 
 def held_out(scenes: Sequence[str], share: float, seed: int) -> np.ndarray:
@@ -142,6 +150,14 @@ class RecordedData(LightningDataModule):
                 room -= int(lengths[place])
         return self._train.pack(places, self._make_pack)
 
+    def episodes_of_step(self, step: int, num_ranks: int) -> list[list[list[str]]]:
+        """The names of the trees in every rank's packs of the step that ends as number `step`."""
+        names, taken = self._train.names(), self._train_indices.tolist()
+        return [
+            [[names[taken[place]] for place in places] for places in packs]
+            for packs in self._order(0, num_ranks).ranks(step - 1)
+        ]
+
     def train_dataloader(self) -> DataLoader[Batch]:
         """Batches from the trainer's current step on."""
         trainer = self.trainer
@@ -169,6 +185,10 @@ class RecordedData(LightningDataModule):
         )
         return self._loader(dataset, is_validation=True)
 
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Raises the fault of the data that a loader worker met in the place of this batch."""
+        return require_item(batch)
+
     def transfer_batch_to_device(
         self, batch: Batch, device: torch.device, dataloader_idx: int
     ) -> Batch:
@@ -180,11 +200,13 @@ class RecordedData(LightningDataModule):
     ) -> DataLoader[Batch]:
         num_workers = min(self._num_workers, 1) if is_validation else self._num_workers
         return DataLoader(
-            dataset,
+            FaultsAsItems(dataset),
             batch_size=None,
             sampler=sampler,
             num_workers=num_workers,
             collate_fn=_unchanged,
+            worker_init_fn=ignore_in_worker,
+            generator=torch.Generator(),  # else it draws from the generator that steps draw from
             persistent_workers=num_workers > 0,
             prefetch_factor=4 if num_workers else None,
             pin_memory=self.trainer is not None
@@ -224,7 +246,8 @@ class RecordedData(LightningDataModule):
     ) -> RecordedTrees:
         episodes = open_recorded(data_path, split)
         require_conventions(episodes, builder)
-        frames = open_frames(data_path, split, encoder)
+        verify = self._settings.verify_frames if is_first_of_machine() else "sizes"
+        frames = open_frames(data_path, split, encoder, verify=verify)
         return RecordedTrees(
             episodes, builder, frames, supervise=self._supervise, group=self._group
         )

@@ -37,6 +37,7 @@ from vla_nav.training.curve import CurveLogger, write_csv
 from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.dry_run import DryRun
 from vla_nav.training.ema import WeightAverage
+from vla_nav.training.lost_processes import of_lost_process
 from vla_nav.training.module import TrainingModule
 from vla_nav.training.recipe import Recipe, assembled_data
 from vla_nav.training.run_folder import RunFolder, process_rank
@@ -191,13 +192,23 @@ def require_launched(trainer: Trainer) -> None:
 
 @contextmanager
 def ending_as_asked(trainer: Trainer) -> Iterator[None]:
-    """Around the trainer's loop: Lightning turns Ctrl-C into exit(1), here it is one again."""
+    """Around the trainer's loop: how it ends when it is told to, or when a process of it is gone.
+
+    Lightning turns Ctrl-C into exit(1), here it is one again; torch's errors about a rank or a
+    loader worker that is gone are a `StoppedError`.
+    """
     try:
         yield
     except SystemExit:
         if trainer.interrupted:
             raise KeyboardInterrupt from None
         raise
+    except RuntimeError as error:
+        writers = [item for item in trainer.callbacks if isinstance(item, RunCheckpoint)]
+        stopped = of_lost_process(error, writers[0].newest() if writers else None)
+        if stopped is None:
+            raise
+        raise stopped from error
 
 
 def product_dtype(trainer: Trainer) -> torch.dtype:

@@ -34,6 +34,7 @@ from vla_nav.losses import (
 from vla_nav.models.vla import VLA
 from vla_nav.training.accuracy import Counts, count
 from vla_nav.training.batch import Batch, Pack
+from vla_nav.training.divergence import FiniteWatch
 from vla_nav.training.gradients import sum_over_ranks
 from vla_nav.training.optimiser import build_optimiser
 from vla_nav.training.partitioned import partitioned_backward, partitioned_logits
@@ -73,6 +74,7 @@ class TrainingModule(LightningModule):
         self._num_episodes = 0
         self._since = (0.0, 0)
         self._threads: ThreadPoolExecutor | None = None
+        self.finite = FiniteWatch()
         self.last_loss, self.episodes_per_s = math.nan, 0.0
         self.validated: tuple[int, dict[str, float]] | None = None  # step and values of the last
 
@@ -124,6 +126,7 @@ class TrainingModule(LightningModule):
             self.settings.optimiser.clip_norm or math.inf,
             foreach=True,
         )
+        self.finite.note(self.global_step + 1, total, norm)
         share = self.share_done(self.global_step)
         self._set_rates(optimiser, share)
         optimiser.step()
@@ -191,19 +194,17 @@ class TrainingModule(LightningModule):
         return self._num_episodes
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Beside Lightning's state: elapsed time, episodes seen, random state."""
+        """Beside Lightning's state: elapsed time and episodes seen."""
         checkpoint["run"] = {
             "elapsed_s": self.progress.stopwatch.elapsed_s,
             "num_episodes": self._num_episodes,
-            "torch_rng": torch.get_rng_state(),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up the clock, the count and the random state."""
+        """Take up the clock and the count."""
         run = checkpoint["run"]
         self.progress.stopwatch.earlier_s = run["elapsed_s"]
         self._num_episodes = run["num_episodes"]
-        torch.set_rng_state(run["torch_rng"].cpu())
 
     def _backward(self, batch: Batch, denominator: Tensor) -> Tensor:
         """Gradients of all packs, one after another; returns the loss of this rank's packs."""

@@ -34,6 +34,7 @@ _FREE = (
     "callbacks.progress",
     "callbacks.checkpoint",
     "training.dry_run",
+    "training.verify_frames",
 )
 _OWNED = ("run.json", "result.json", "curve.jsonl", "curve.csv", "checkpoints", "policy")
 
@@ -134,6 +135,12 @@ def process_rank() -> int:
     """This process's rank as its launcher says it (torchrun, Lightning, SLURM); 0 without one."""
     names = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
     return next((int(os.environ[name]) for name in names if name in os.environ), 0)
+
+
+def is_first_of_machine() -> bool:
+    """Whether this process is the one of its machine that does what one has to do there."""
+    names = ("LOCAL_RANK", "SLURM_LOCALID")
+    return next((os.environ[name] for name in names if name in os.environ), "0") == "0"
 
 
 def describe(result: Mapping[str, Any]) -> str:

@@ -71,6 +71,7 @@ class TrainingSettings:
     costs are fitted to; None: its FLOPs.
     dry_run: the costliest pack is taken forward and backward before the first step, and a run that
     does not fit in memory is refused.
+    verify_frames: what is compared when a frame cache is opened, digests (of every byte) or sizes.
     warmup_share and final_share: see `vla_nav.training.schedule`.
     """
 
@@ -87,6 +88,7 @@ class TrainingSettings:
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     partition: PartitionSettings = field(default_factory=PartitionSettings)
     dry_run: bool = True
+    verify_frames: str = "digests"
     log_every_steps: int = 20
 
     def __post_init__(self) -> None:
