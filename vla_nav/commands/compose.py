@@ -6,9 +6,10 @@
          <paths.output_dir>/.hydra/<command>/config.yaml
       3. `vla_nav.commands.<command>.main(cfg) -> exit code`
 
-Exit codes: 0 done, 2 a fault of the input (one line on stderr), 130 interrupted, 1 a defect of
-the program (its traceback is kept). A sweep runs all its jobs and ends with the code of the first
-that failed (`vla_nav/commands/sweep.py`).
+Exit codes: 0 done, 2 a fault of the input (one line on stderr), 130 interrupted, 128 + its number
+ended by a signal after a checkpoint, 1 a process that is gone (one line) or a defect of the program
+(its traceback is kept). A sweep runs all its jobs and ends with the code of the first that failed
+(`vla_nav/commands/sweep.py`).
 """
 
 from __future__ import annotations

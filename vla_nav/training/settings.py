@@ -98,6 +98,10 @@ class TrainingSettings:
             raise unknown_name("losses.normalisation", self.normalisation, _NORMALISATIONS)
         if self.balance not in BALANCES:
             raise unknown_name("training.balance", str(self.balance), BALANCES)
+        if self.verify_frames not in ("digests", "sizes"):
+            raise unknown_name(
+                "training.verify_frames", str(self.verify_frames), ("digests", "sizes")
+            )
         if self.parallel_packs > 1 and self.partition.tokens is not None:
             raise UserError(
                 f"training.parallel_packs={self.parallel_packs} computes whole packs at once; with "
