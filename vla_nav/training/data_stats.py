@@ -23,12 +23,14 @@ from vla_nav.actions.types import ActionSpace
 from vla_nav.errors import UserError
 from vla_nav.models.assembly import ModelConfig, build_prompt
 from vla_nav.models.prompt import PromptBuilder
+from vla_nav.training.cost_model import CostModel, TreeCounts
 from vla_nav.training.episode_file import open_episodes
 from vla_nav.training.grouping import grouped
 from vla_nav.training.made_summaries import MadeSummaries, episode_paths
 from vla_nav.training.recorded_split import require_conventions
 from vla_nav.training.settings import PartitionSettings
 from vla_nav.training.shapes import encoder_flops, flop_model, frame_tokens
+from vla_nav.training.stats_balance import balance_report
 from vla_nav.training.stats_cost import GpuSettings, epoch_cost
 from vla_nav.training.stats_partitions import PartitionCounts
 from vla_nav.training.stats_pictures import histogram
@@ -83,7 +85,7 @@ class StatsOptions:
 
 class Counted(NamedTuple):
     """The counts of one layout: all trees added up, the tokens of each, and those of the longest
-    path of each, added up; how the long ones are cut."""
+    path of each, added up; how the long ones are cut; what each tree holds."""
 
     layout: Layout
     group: str
@@ -91,6 +93,7 @@ class Counted(NamedTuple):
     lengths: Sequence[int]
     num_chain: int
     partitions: PartitionCounts
+    trees: TreeCounts
 
 
 def data_stats(
@@ -108,13 +111,16 @@ def data_stats(
     gpu: GpuSettings | None = None,
     pack_tokens: int | None = None,
     partition: PartitionSettings | None = None,
+    accumulate: int = 1,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Plain values: counts, POR, token and FLOP bound, lengths, parameters, cost and verdict.
 
     every: also one row per layout (key `layouts`), with the sizes of `layout`. gpu: what the cost
     is given for. pack_tokens: the token budget of a pack, to tell which trees are longer.
-    partition: how training cuts trees (those of `layout` alone). Raises `UserError` for data that
-    is not there or does not fit, and for impossible options.
+    partition: how training cuts trees (those of `layout` alone). accumulate, seed: of training, for
+    the balance of ranks. Raises `UserError` for data that is not there or does not fit, and for
+    impossible options.
     """
     options = options or StatsOptions()
     episodes = open_episodes(
@@ -169,6 +175,16 @@ def data_stats(
             length > (pack_tokens or length) for length in main.lengths
         ),
         "partitions": main.partitions.as_json(),
+        "balance": None
+        if pack_tokens is None
+        else balance_report(
+            main.trees,
+            CostModel.from_flops(flops),
+            pack_tokens=pack_tokens,
+            accumulate=accumulate,
+            partition=partition,
+            seed=seed,
+        ),
         "lengths": {"steps": histogram(steps.tolist()), "tokens": histogram(main.lengths)},
         "parameters": {
             "backbone_matrices": flops.linear_parameters,
@@ -243,7 +259,9 @@ def _count(
         lengths.append(parts[-1].num_tree_tokens)
         num_chain += int(tree.position_ids.max()) + 1
         cuts.add(tree)
-    return Counted(layout, group, total_stats(parts), lengths, num_chain, cuts)
+    return Counted(
+        layout, group, total_stats(parts), lengths, num_chain, cuts, TreeCounts.of(parts)
+    )
 
 
 def _row(counted: Counted, flops: FlopModel) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vla_nav.training.stats_balance import balance_table
 from vla_nav.training.stats_cost import hours_text
 from vla_nav.training.stats_partitions import partitions_text
 
@@ -55,6 +56,8 @@ def stats_table(stats: Mapping[str, Any]) -> str:
         rows.append(("partitions", partitions_text(stats["partitions"])))
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    if stats["balance"] is not None:
+        lines += ["", balance_table(stats["balance"])]
     if "layouts" in stats:
         lines += ["", layouts_table(stats["layouts"])]
     return "\n".join([*lines, "", stats["verdict"]["text"]])
