@@ -26,6 +26,7 @@ from vla_nav.episodes.types import (
 )
 from vla_nav.models.assembly import Assembled, ModelConfig, assemble
 from vla_nav.models.backbone import BackboneConfig
+from vla_nav.models.lora import LoraConfig
 from vla_nav.models.prompt import Layout, PromptConfig
 from vla_nav.vision.encoder import TimmEncoder
 from vla_nav.vision.frames import as_rgb
@@ -160,6 +161,7 @@ def small(
     attention: str = "reference",
     encoder: dict[str, object] | None = None,
     num_kv_heads: int = 2,
+    lora: LoraConfig | None = None,
 ) -> tuple[Assembled, ModelConfig]:
     """A two-layer model over `space` with weights large enough to matter."""
     options = {
@@ -176,6 +178,7 @@ def small(
         backbone=BackboneConfig(family=family, options=options, seed=1),
         head=head,
         tie_head=tie_head,
+        lora=lora,
         prompt=prompt or PromptConfig(),
         seed=2,
     )

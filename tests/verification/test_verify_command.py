@@ -102,6 +102,17 @@ def test_partitions_accumulation_and_drift_are_measured_beside_their_noise():
     assert verified.summary["float64"]["model"]["layers"] == 2
 
 
+def test_adapters_hold_and_their_updates_are_compared():
+    overrides = ("models.lora={rank: 2, alpha: 4}", "models.prompt.separator=true")
+    recipe = recipe_of(*FEATURES, *overrides, settings=replace(QUICK, max_parts=2))
+    findings = verify(recipe).findings
+    assert num_violated(findings) == 0, render(findings, title="verify")
+    notes = [finding.note for finding in findings if finding.check.endswith("gradients")]
+    # A and B of seven layers in two decoder layers; projector, own tables and head.
+    assert len(notes) == 6
+    assert all("worst of 37:" in note for note in notes)
+
+
 def test_gradients_reach_a_trainable_encoder_and_agree():
     recipe = recipe_of(*TRAINED)
     rows = rows_of(verify(replace(recipe, settings=replace(QUICK, max_parts=2))).findings)

@@ -1,7 +1,7 @@
 """From a model's configuration to the model and its prompt: `conf/models/*.yaml` is `ModelConfig`.
 
-    backbone + tokenizer -> text table       action space + prompt -> own tokens
-    encoder -> projector -> vision tokens    head at the predictors
+    backbone [+ LoRA] + tokenizer -> text table      action space + prompt -> own tokens
+    encoder -> projector -> vision tokens            head at the predictors
 
 Everything that is not read from files is drawn from `seed`.
 """
@@ -9,7 +9,7 @@ Everything that is not read from files is drawn from `seed`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +17,9 @@ from torch import nn
 
 from vla_nav.actions.types import ActionSpace
 from vla_nav.episodes.types import Embodiment
-from vla_nav.errors import unknown_name
+from vla_nav.errors import UserError, unknown_name
 from vla_nav.models.backbone import BackboneConfig, build_backbone
+from vla_nav.models.lora import LoraConfig, add_lora
 from vla_nav.models.prompt import Layout, PromptBuilder, PromptConfig
 from vla_nav.models.tokenizer import TOKENIZERS, Tokenizer, load_tokenizer
 from vla_nav.models.vla import HEADS, VLA
@@ -29,7 +30,8 @@ from vla_nav.vision.projector import Projector
 class ModelConfig:
     """backbone: see backbone.py. tokenizer, tokenizer_path: see tokenizer.py (the path of `folder`
     and `gguf` defaults to the backbone's). projector_hidden: None means the hidden size. head:
-    actions | full. tie_head: head rows = embedding rows."""
+    actions | full. tie_head: head rows = embedding rows. lora: adapters instead of the backbone's
+    own weights (lora.py), None trains those."""
 
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
     tokenizer: str = "mistral_v3"
@@ -37,6 +39,7 @@ class ModelConfig:
     projector_hidden: int | None = None
     head: str = "actions"
     tie_head: bool = False
+    lora: LoraConfig | None = None
     prompt: PromptConfig = field(default_factory=PromptConfig)
     seed: int = 0
 
@@ -45,6 +48,13 @@ class ModelConfig:
             object.__setattr__(self, "backbone", BackboneConfig(**self.backbone))
         if isinstance(self.prompt, Mapping):
             object.__setattr__(self, "prompt", PromptConfig(**self.prompt))
+        if isinstance(self.lora, Mapping):
+            object.__setattr__(self, "lora", _lora(self.lora))
+        if self.lora is not None and self.backbone.compile:
+            raise UserError(
+                f"models.backbone.compile={self.backbone.compile} computes layers without their "
+                "adapters; with models.lora set models.backbone.compile=false"
+            )
         if self.tokenizer not in TOKENIZERS:
             raise unknown_name("models.tokenizer", self.tokenizer, TOKENIZERS)
         if self.head not in HEADS:
@@ -59,6 +69,7 @@ class ModelConfig:
             "projector_hidden": self.projector_hidden,
             "head": self.head,
             "tie_head": self.tie_head,
+            "lora": None if self.lora is None else self.lora.describe(),
             "prompt": self.prompt.describe(),
             "seed": self.seed,
         }
@@ -123,6 +134,8 @@ def assemble(
         num_pooled=encoder.num_pooled,
     )
     backbone = build_backbone(config.backbone, num_text=prompt.vocabulary.num_text)
+    if config.lora is not None:
+        add_lora(backbone.model, config.lora, seed=config.seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         size = backbone.hidden_size
@@ -138,3 +151,11 @@ def assemble(
             attention=attention,
         )
     return Assembled(model, prompt)
+
+
+def _lora(values: Mapping[str, Any]) -> LoraConfig:
+    known = [item.name for item in fields(LoraConfig)]
+    for key in values:
+        if key not in known:
+            raise unknown_name("key of models.lora", str(key), known)
+    return LoraConfig(**values)

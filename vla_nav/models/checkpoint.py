@@ -32,6 +32,7 @@ from vla_nav.episodes.types import Camera, Embodiment
 from vla_nav.errors import UserError
 from vla_nav.files import atomic_path, file_digest, read_json, require_free_space, write_json
 from vla_nav.models.assembly import Assembled, ModelConfig, assemble
+from vla_nav.models.lora import merged
 from vla_nav.models.policy import VLAPolicy
 from vla_nav.models.prompt import Layout, PromptBuilder
 from vla_nav.models.vla import VLA
@@ -86,10 +87,13 @@ def save_policy(
     assert model.encoder is not None, "a policy needs its encoder"
     is_frozen = model.encoder.is_frozen  # a trained encoder has no fingerprint before it is saved
     state = {**model.state_dict(), **(weights or {})}
+    described = config.describe()
+    kept = described
+    if config.lora is not None and config.lora.merge:
+        state, kept = merged(state, config.lora), {**described, "lora": None}
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     require_free_space(folder, size, what="the policy")
-    described = config.describe()
     architecture = model.backbone.architecture()
     prompt.tokenizer.save(folder / TOKENIZER)
     with atomic_path(folder / WEIGHTS) as temporary:
@@ -98,8 +102,8 @@ def save_policy(
     description = _plain(
         {
             "format": FORMAT,
-            "model": {**described, "backbone": architecture},
-            "trained_from": described["backbone"],
+            "model": {**kept, "backbone": architecture},
+            "trained_from": {**described["backbone"], "lora": described["lora"]},
             "action_space": prompt.action_space.describe(),
             "decision": str(prompt.action_space.decision),
             "layout": asdict(prompt.layout),

@@ -68,6 +68,7 @@ class TrainingModule(LightningModule):
         self.settings = settings
         self.progress = progress
         self._stop_id = stop_id
+        settings.optimiser.freeze_in(model)
         self._text_rows = self._used_rows(text_ids) if settings.optimiser.used_rows else None
         self._counts = Counts()
         self._loss_sum, self._loss_weight = 0.0, 0.0
@@ -281,8 +282,8 @@ class TrainingModule(LightningModule):
                 f"training.optimiser.used_rows=true needs models.head=actions, got "
                 f"{self.model.head}: that head trains every row; set used_rows=false"
             )
-        if self.settings.optimiser.learning_rates.get("backbone") == 0:
-            return None  # the table is frozen with its part
+        if not self.model.backbone.text_embedding.weight.requires_grad:
+            return None  # nothing of the table trains
         return TableRows(self.model.backbone.text_embedding, text_ids)
 
     def _denominator(self, batch: Batch) -> Tensor:

@@ -6,26 +6,26 @@
     backbone    backbone.
     heads       everything else
 
-A rate of 0 freezes a part (its parameters take no gradient at all).
+A rate of 0 freezes a part (freezing.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from vla_nav.errors import UserError, unknown_name
+from vla_nav.training.freezing import PARTS, freeze, part_of
 from vla_nav.training.table_rows import TableRows
-
-PARTS = {"vision": "encoder.", "projector": "projector.", "backbone": "backbone.", "heads": ""}
 
 
 @dataclass(frozen=True, slots=True)
 class OptimiserSettings:
-    """AdamW's values. `learning_rates` overrides `learning_rate` for some of `PARTS`.
+    """AdamW's values. `learning_rates` overrides `learning_rate` for some of `PARTS`. freeze:
+    patterns of parameter names that do not train (`backbone.model.layers.[0-5].*`).
 
     used_rows: train the text table by its used rows (`vla_nav.training.table_rows`): the same
     update, faster on a CPU; for one process and `models.head: actions`.
@@ -36,16 +36,36 @@ class OptimiserSettings:
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.98)
     clip_norm: float = 1.0
+    freeze: Sequence[str] = ()
     used_rows: bool = False
 
     def __post_init__(self) -> None:
         for part in self.learning_rates:
             if part not in PARTS:
                 raise unknown_name("part in training.optimiser.learning_rates", part, PARTS)
-        for name in ("learning_rate", "weight_decay", "clip_norm"):
-            value = getattr(self, name)
+        rates = {
+            f"learning_rates.{part}": rate
+            for part, rate in self.learning_rates.items()
+            if rate is not None
+        }
+        plain = ("learning_rate", "weight_decay", "clip_norm")
+        for name, value in {**{name: getattr(self, name) for name in plain}, **rates}.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
                 raise UserError(f"training.optimiser.{name}={value!r}; a number >= 0 is needed")
+        if isinstance(self.freeze, str) or not all(isinstance(x, str) for x in self.freeze):
+            raise UserError(
+                f"training.optimiser.freeze={self.freeze!r}; give a list of patterns such as "
+                "['encoder.*']"
+            )
+
+    def rate_of(self, part: str) -> float:
+        """The learning rate of one of `PARTS`."""
+        rate = self.learning_rates.get(part)
+        return self.learning_rate if rate is None else rate
+
+    def freeze_in(self, model: nn.Module) -> None:
+        """Switch off the gradients of what does not train; a second call changes nothing."""
+        freeze(model, rates={part: self.rate_of(part) for part in PARTS}, patterns=self.freeze)
 
 
 def build_optimiser(
@@ -55,31 +75,22 @@ def build_optimiser(
 
     text_rows: its `rows` are optimised in place of its table.
     """
-    rates = {
-        part: settings.learning_rate
-        if (rate := settings.learning_rates.get(part)) is None
-        else rate
-        for part in PARTS
-    }
+    settings.freeze_in(model)
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        part = next(part for part, prefix in PARTS.items() if name.startswith(prefix))
-        if rates[part] == 0:
-            parameter.requires_grad_(False)
         if parameter.requires_grad:
+            part = part_of(name)
             is_decayed = parameter.ndim >= 2 and id(parameter) not in tables
             if text_rows is not None and parameter is text_rows.table:
                 parameter = text_rows.rows
             groups.setdefault((part, is_decayed), []).append(parameter)
-    if not groups:
-        raise UserError("training.optimiser.learning_rates: every part has rate 0; nothing trains")
     return torch.optim.AdamW(
         [
             {
                 "params": parameters,
-                "lr": rates[part],
-                "base_lr": rates[part],
+                "lr": settings.rate_of(part),
+                "base_lr": settings.rate_of(part),
                 "weight_decay": settings.weight_decay if is_decayed else 0.0,
                 "name": f"{part}/{'decay' if is_decayed else 'no_decay'}",
             }

@@ -27,6 +27,7 @@ from vla_nav.episodes.types import Embodiment
 from vla_nav.errors import UserError
 from vla_nav.losses import Normalisation
 from vla_nav.models.assembly import assemble
+from vla_nav.models.lora import draw_adapters
 from vla_nav.models.vla import VLA
 from vla_nav.verification.drift import check_drift
 from vla_nav.verification.equivalence import trees_of
@@ -64,6 +65,7 @@ def full_model(recipe: VerifyRecipe, encoder: TimmEncoder, embodiment: Embodimen
     ).model
     if encoder.is_frozen:
         model.encoder = None
+    draw_adapters(model, seed=recipe.seed)
     _require_room(model, device)
     return model.float().to(device).train()
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from vla_nav.attention.registry import backend
 from vla_nav.models.assembly import Assembled, assemble
+from vla_nav.models.lora import draw_adapters
 from vla_nav.models.vla import VLA
 from vla_nav.training.recorded_split import require_conventions
 from vla_nav.tree import pack, tree_stats
@@ -95,6 +96,7 @@ def verify(recipe: VerifyRecipe, *, progress: Progress = lambda line: None) -> V
         encoder=encoder,
         attention=_exact_attention(recipe.attention),
     )
+    draw_adapters(assembled.model, seed=recipe.seed)
     if recorded is not None:
         require_conventions(recorded, assembled.prompt)
     samples = episode_samples(

@@ -78,8 +78,10 @@ def compact_text(model: VLA, samples: Sequence[Sample]) -> tuple[VLA, list[Sampl
     used = used[used >= num_own]
     rows = torch.from_numpy(used - num_own)
     transformer: Any = model.backbone.model
-    table = model.backbone.text_embedding.weight.detach()[rows].clone()
-    transformer.embed_tokens = nn.Embedding.from_pretrained(table, freeze=False)
+    whole = model.backbone.text_embedding.weight
+    table = whole.detach()[rows].clone()
+    is_frozen = not whole.requires_grad  # under LoRA
+    transformer.embed_tokens = nn.Embedding.from_pretrained(table, freeze=is_frozen)
     if model.text_head is not None:
         head = nn.Linear(table.shape[1], len(rows), bias=False, dtype=table.dtype)
         head.weight.data.copy_(model.text_head.weight.detach()[rows])
