@@ -116,6 +116,16 @@ def test_every_job_runs_and_the_first_failure_is_the_exit_code(install, capsys) 
     assert dict(os.environ) == before
 
 
+def test_the_first_fault_of_a_job_is_told_at_the_end(install, capsys) -> None:
+    def main(config: DictConfig) -> int:
+        raise UserError(f"shard {config.evaluation.shard} finds no such thing")
+
+    install(main)
+    assert run("evaluate", SHARDS) == 2
+    end = capsys.readouterr().err.splitlines()[-1]
+    assert end.endswith("a job of the sweep ended with code 2: shard 0 finds no such thing")
+
+
 def test_an_interrupt_ends_the_sweep(install) -> None:
     seen = []
 

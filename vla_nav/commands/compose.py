@@ -175,18 +175,20 @@ def _place(node: DictConfig) -> str:
 
 
 class _JobFailedError(Exception):
-    """A job of a sweep ended with this exit code; it has said why."""
+    """A job of a sweep ended with this exit code; `line` is what it said of a user's fault."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
+    def __init__(self, code: int, line: str) -> None:
+        super().__init__(code, line)
+        self.code, self.line = code, line
 
 
 def _run_hydra(command: str, overrides: Sequence[str], swept: Sequence[str]) -> int:
     def task(config: DictConfig) -> None:
-        code = _guarded(command, lambda: _call(command, config, swept))
+        told: list[str] = []
+        code = _guarded(command, lambda: _call(command, config, swept), told)
         if code not in (0, _INTERRUPTED) and HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise _JobFailedError(code)  # Hydra goes on with the others and raises it at the end
+            # Hydra goes on with the others and raises it at the end.
+            raise _JobFailedError(code, "".join(told))
         if code:
             raise SystemExit(code)
 
@@ -198,9 +200,10 @@ def _run_hydra(command: str, overrides: Sequence[str], swept: Sequence[str]) -> 
             os.environ[_FULL_ERRORS] = "1"
         entry()
     except _JobFailedError as failed:
+        why = "it says why in its own output (above, or in the folder .submitit of "
+        why = failed.line or f"{why}paths.output_dir)"
         print(
-            f"vla-nav {command}: a job of the sweep ended with code {failed.code}; it says why in "
-            "its own output (above, or in the folder .submitit of paths.output_dir)",
+            f"vla-nav {command}: a job of the sweep ended with code {failed.code}: {why}",
             file=sys.stderr,
         )
         return failed.code
@@ -246,8 +249,8 @@ def _after_sweep(command: str, values: Sequence[str], swept: Sequence[str]) -> i
     return 0
 
 
-def _guarded(command: str, body: Callable[[], int]) -> int:
-    """Call `body`; report what it raises and return the exit code."""
+def _guarded(command: str, body: Callable[[], int], told: list[str] | None = None) -> int:
+    """Call `body`; report what it raises and return the exit code. told: takes a user's line."""
     try:
         return body()
     except KeyboardInterrupt:
@@ -261,6 +264,8 @@ def _guarded(command: str, body: Callable[[], int]) -> int:
             traceback.print_exc()
             return 1
         print(f"vla-nav {command}: {line}", file=sys.stderr)
+        if told is not None:
+            told.append(line)
         return 2
 
 
