@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import resource
 import shutil
 import signal
 import sys
@@ -157,6 +156,26 @@ def two_ranks(data: Path, run: Path, log: Path, **given: Any) -> list[int | None
     return run_ranks(rank, 2)
 
 
+@pytest.mark.parametrize(("asked", "code"), [(("SIGTERM", "SIGUSR1"), 138), (("SIGTERM",), -10)])
+def test_under_slurm_only_this_checkpoint_is_written(
+    data: Path, tmp_path: Path, asked: tuple[str, ...], code: int
+) -> None:
+    """Lightning's own answer to USR1 is another checkpoint, which a later start would prefer."""
+    run, log = tmp_path / "run", tmp_path / "log"
+    send = At(4, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+
+    def body() -> None:
+        os.environ.update(
+            SLURM_JOB_ID="7", SLURM_JOB_NAME="train", SLURM_NTASKS="1", SLURM_PROCID="0",
+            SLURM_LOCALID="0", SLURM_NODEID="0", SLURM_NODELIST="localhost",
+        )  # fmt: skip
+        train(recipe(data), run, extra=(send,), checkpoint={"signals": asked})
+
+    assert told(body, log) == code
+    assert not list(run.rglob("hpc_ckpt*"))
+    assert step_of(checkpoint_folders(run / "checkpoints")[0]) == (5 if code == 138 else 3)
+
+
 def test_a_signal_to_one_rank_ends_all_of_them_after_the_same_step(
     data: Path, tmp_path: Path
 ) -> None:
@@ -273,33 +292,6 @@ def test_watching_reads_nothing_from_the_device_and_keeps_the_first_step() -> No
     with _Reads() as reads:
         bool(bad)
     assert reads.num == 1  # what would have been seen
-
-
-@pytest.mark.parametrize("place", ["checkpoint", "curve"])
-def test_a_full_disk_is_told_and_the_checkpoint_before_stays(
-    data: Path, undisturbed: Path, tmp_path: Path, place: str
-) -> None:
-    """No file may grow beyond what the first checkpoint, or the curve, took."""
-    run, log = tmp_path / "run", tmp_path / "log"
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        kept = run / "curve.jsonl" if place == "curve" else newest(run) / "weights.safetensors"
-        size = kept.stat().st_size + (10 if place == "curve" else -1)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-    assert told(lambda: train(recipe(data), run, extra=(At(4, limit),)), log) == 2
-    said = line(log)
-    name = "checkpoints/step_00000006" if place == "checkpoint" else "curve.jsonl"
-    assert f"{run / name}: file too large" in said
-    assert steps_kept(run) == [3]
-    assert in_child(lambda: train(recipe(data), run)) == 0
-    same_weights(run, undisturbed)
-    same_curve(run, undisturbed)
-
-
-def newest(run: Path) -> Path:
-    return checkpoint_folders(run / "checkpoints")[0]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from vla_nav.actions.types import Stop
 from vla_nav.attention.parity import require_parity
@@ -100,6 +101,7 @@ def fit(
         enable_model_summary=False,
         use_distributed_sampler=False,
         default_root_dir=str(folder.path),
+        **_without_requeue(),
     )
     require_launched(trainer)
     trainer.strategy.checkpoint_io = CheckpointFolders(verified=start)
@@ -188,6 +190,13 @@ def require_launched(trainer: Trainer) -> None:
             f"process was started; start with `torchrun --nproc-per-node {trainer.num_devices} "
             "-m vla_nav.commands.cli <command> ...`"
         )
+
+
+def _without_requeue() -> dict[str, Any]:
+    """Keywords of the trainer under SLURM, where Lightning's answer to USR1 is a checkpoint of its
+    own, written in the signal handler and preferred by the next start."""
+    is_slurm = SLURMEnvironment.detect()
+    return {"plugins": [SLURMEnvironment(auto_requeue=False)]} if is_slurm else {}
 
 
 @contextmanager
