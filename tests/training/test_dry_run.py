@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.training.tiny import in_child, make_data, recipe, settings, train, weights_of
 from vla_nav.errors import UserError
+from vla_nav.losses import weighted_cross_entropy
 from vla_nav.training import dry_run
+from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.dry_run import DryRun, KeptBytes, describe
-from vla_nav.training.fit import Recipe
 from vla_nav.training.free_memory import free_bytes
+from vla_nav.training.recipe import Recipe, assembled_data
 from vla_nav.training.schedule import Budget
 from vla_nav.training.settings import PartitionSettings
 
@@ -30,6 +33,25 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made(data: Path, **changed: Any) -> Recipe:
     return recipe(data, settings=settings(**{"budget": Budget(max_steps=4), **changed}))
+
+
+def test_a_packs_activations_are_what_its_forward_leaves_allocated(data: Path) -> None:
+    assembled, module = assembled_data(made(data), RecordedData)
+    pack = module.extreme_pack(is_longest=True)
+
+    def forward() -> torch.Tensor:
+        found = assembled.model.predictions(pack.packed, pack.frames, pack.plan)
+        return weighted_cross_entropy(found, pack.packed, denominator=1.0).value
+
+    forward()  # what is made once, such as tables of positions
+    with KeptBytes(assembled.model.parameters()) as kept:
+        forward()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
+        loss = forward()
+    level = sum(e.nbytes() for e in memory_events(traced))
+    assert loss.requires_grad
+    # What is left when the forward is done is what autograd keeps, and the loss.
+    assert kept.peak == pytest.approx(level, rel=0.1)
 
 
 class Found(Callback):
@@ -129,12 +151,11 @@ def expected_bytes(kind: str, rows: torch.Tensor) -> int:
 
 def allocated(traced: Any) -> int:
     """The highest level of a profile above its beginning."""
-    level = highest = 0
-    for event in traced.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            level += event.nbytes()
-            highest = max(highest, level)
-    return highest
+    return max(accumulate(event.nbytes() for event in memory_events(traced)))
+
+
+def memory_events(traced: Any) -> list[Any]:
+    return [e for e in traced.profiler.kineto_results.events() if e.name() == "[memory]"]
 
 
 @pytest.mark.parametrize("free_gib", [0.0, 0.001])
@@ -143,7 +164,7 @@ def test_a_run_that_does_not_fit_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setattr(dry_run, "free_bytes", lambda device: int(free_gib * GIB))
     with pytest.raises(
-        UserError, match=r"costliest pack \(1\d\d tokens, .*\) needs .* GiB"
+        UserError, match=r"costliest pack \(1\d\d tokens, .*\) needs .*iB and .* are there"
     ) as said:
         train(made(data), tmp_path / "run")
     for word in ("training.pack_tokens", "partition.tokens", "dry_run=false", "activations"):

@@ -171,6 +171,19 @@ def test_packs_mix_the_frames_of_all_sources(two: tuple[Path, Path]) -> None:
     assert trees.text_ids(range(20)) == trees.text_ids(range(13)) | trees.text_ids(range(13, 20))
 
 
+def test_steps_of_a_mixture_are_equal_in_any_process_and_order(two: tuple[Path, Path]) -> None:
+    sources = (Source(str(two[0]), "train", 0.5), Source(str(two[1]), "extra", 1.3))
+
+    def steps(order: list[int], accumulate: int, num_ranks: int) -> dict[int, list[list[int]]]:
+        made = data_of(sources, accumulate=accumulate, pack_tokens=150)
+        orders = [made._order(rank, num_ranks) for rank in range(num_ranks)]
+        return {k: sorted(sorted(p) for one in orders for p in one.step(k)) for k in order}
+
+    expected = steps([0, 1, 2, 3, 9], 4, 1)
+    assert len({str(packs) for packs in expected.values()}) == 5
+    assert steps([9, 3, 0, 1, 2], 2, 2) == steps([2, 9, 1, 3, 0], 1, 4) == expected
+
+
 def test_a_run_learns_from_its_mixture_and_says_so(two: tuple[Path, Path], tmp_path: Path) -> None:
     mixture = (Source(str(two[0]), "train", 0.5), Source(str(two[1]), "extra", 3.0))
     made = settings(budget=Budget(max_epochs=2), validation=ValidationSettings(holdout_share=0.0))

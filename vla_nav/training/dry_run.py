@@ -111,7 +111,7 @@ class DryRun(Callback):
         if memory.total > available:
             raise UserError(
                 f"dry run: the costliest pack ({named(pack)}) needs "
-                f"{_gib(memory.total)} GiB and {_gib(available)} GiB are there "
+                f"{_size(memory.total)} and {_size(available)} are there "
                 f"({_classes(memory)}); {_REMEDY}"
             )
 
@@ -121,7 +121,7 @@ def describe(report: DryRunReport) -> str:
     peak = "peak" if report.is_measured else "predicted peak"
     return (
         f"dry run: the costliest pack ({named(report.pack)}) took {report.seconds:.1f} s; {peak} "
-        f"{_gib(report.memory.total)} of {_gib(report.available_bytes)} GiB "
+        f"{_size(report.memory.total)} of {_size(report.available_bytes)} "
         f"({_classes(report.memory)})"
     )
 
@@ -220,8 +220,8 @@ def _measured(trainer: Trainer, module: LightningModule, packs: Packs) -> tuple[
     except torch.OutOfMemoryError as error:
         total = torch.cuda.get_device_properties(device).total_memory
         raise UserError(
-            f"dry run: the costliest pack ({named(longest)}) does not fit in the {_gib(total)} GiB "
-            f"of {torch.cuda.get_device_name(device)}, of which {_gib(before)} GiB were taken "
+            f"dry run: the costliest pack ({named(longest)}) does not fit in the {_size(total)} "
+            f"of {torch.cuda.get_device_name(device)}, of which {_size(before)} were taken "
             f"before it; {_REMEDY}"
         ) from error
     batch = sum(map(pack_bytes, packs))
@@ -280,10 +280,12 @@ def _state_bytes(trainer: Trainer) -> int:
 
 
 def _classes(memory: Memory) -> str:
-    return ", ".join(f"{name} {_gib(value)}" for name, value in memory._asdict().items())
+    return ", ".join(f"{name} {_size(value)}" for name, value in memory._asdict().items())
 
 
-def _gib(value: int) -> str:
-    """In GiB, to two digits below ten."""
+def _size(value: int) -> str:
+    """`61.2 GiB`, `4.25 GiB` or `205 MiB`."""
     gib = value / 2**30
-    return f"{gib:.2f}" if gib < 10 else f"{gib:.1f}"
+    if gib < 1:
+        return f"{value / 2**20:.0f} MiB"
+    return f"{gib:.2f} GiB" if gib < 10 else f"{gib:.1f} GiB"

@@ -15,6 +15,7 @@ given, packs are filled to 97 % and the trees of a step then divided anew, up to
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -90,9 +91,9 @@ class PackOrder:
         return self._epoch(epoch)[place]
 
     def _locate(self, index: int) -> tuple[int, int]:
-        epoch = 0
-        while self._start_after(epoch) <= index:
-            epoch += 1
+        while self._starts[-1] <= index:
+            self._start_after(len(self._starts) - 1)
+        epoch = bisect_right(self._starts, index) - 1
         return epoch, index - self._starts[epoch]
 
     def _start_after(self, epoch: int) -> int:
