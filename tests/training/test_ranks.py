@@ -3,14 +3,13 @@
 one rank     packs 0 1 2 3 of a step, one after another
 two ranks    0 1 | 2 3
 four ranks   0 | 1 | 2 | 3          and in partitions, of which the ranks run different numbers
+
+With whole weights on every rank (ddp), and with weights spread over them (fsdp).
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import socket
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,15 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.strategies import DDPStrategy
 from torch import distributed
 
+from tests.training.ranks import as_rank, require_close, run_ranks
 from tests.training.tiny import in_child, make_data, recipe, settings, train, weights_of
 from vla_nav.training.curve import read_curve
 from vla_nav.training.gradients import sum_over_ranks
+from vla_nav.training.parallel_shards import whole_state
+from vla_nav.training.parallel_strategy import ShardedStrategy
 from vla_nav.training.schedule import Budget
 from vla_nav.training.settings import PartitionSettings
 
@@ -36,12 +39,20 @@ class FirstGradients(Callback):
         self._path = path
 
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimiser: Any) -> None:
-        if trainer.global_step == 0 and trainer.is_global_zero:
-            named = module.model.named_parameters()
-            torch.save({name: p.grad for name, p in named if p.grad is not None}, self._path)
+        if trainer.global_step > 0:
+            return
+        named = [(name, p.grad) for name, p in module.model.named_parameters()]
+        gradients = whole_state({name: grad for name, grad in named if grad is not None})
+        if trainer.is_global_zero:
+            torch.save(gradients, self._path)
 
 
-def take_steps(data: Path, run: Path, num_ranks: int, tokens: int | None) -> None:
+STRATEGIES = {"ddp": DDPStrategy, "fsdp": ShardedStrategy}
+
+
+def take_steps(
+    data: Path, run: Path, num_ranks: int, tokens: int | None, strategy: str = "ddp"
+) -> None:
     """Six steps of this process, as one of `num_ranks`."""
     made = settings(
         accumulate=NUM_PACKS // num_ranks,
@@ -49,13 +60,10 @@ def take_steps(data: Path, run: Path, num_ranks: int, tokens: int | None) -> Non
         budget=Budget(max_steps=6),
     )
     extra = (FirstGradients(run.with_suffix(".pt")),)
-    train(recipe(data, settings=made), run, num_ranks=num_ranks, extra=extra)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    made_strategy = STRATEGIES[strategy]()
+    train(
+        recipe(data, settings=made), run, num_ranks=num_ranks, extra=extra, strategy=made_strategy
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,18 +80,15 @@ def one(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("num_ranks", "tokens"), [(2, None), (4, None), (2, 25)])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_ranks_take_the_steps_of_one_rank(
-    data: Path, one: Path, tmp_path: Path, num_ranks: int, tokens: int | None
+    data: Path, one: Path, tmp_path: Path, strategy: str, num_ranks: int, tokens: int | None
 ) -> None:
     run = tmp_path / "ranks"
 
     def rank(number: int, port: int) -> None:
-        os.environ.update(
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(number),
-            LOCAL_RANK=str(number), WORLD_SIZE=str(num_ranks), LOCAL_WORLD_SIZE=str(num_ranks),
-            NODE_RANK="0", GLOO_SOCKET_IFNAME="lo", TORCHELASTIC_RUN_ID="test",
-        )  # fmt: skip
-        take_steps(data, run, num_ranks, tokens)
+        as_rank(number, num_ranks, port)
+        take_steps(data, run, num_ranks, tokens, strategy)
 
     assert run_ranks(rank, num_ranks) == [0] * num_ranks
     gradients = [torch.load(path.with_suffix(".pt"), weights_only=True) for path in (one, run)]
@@ -124,29 +129,6 @@ def test_a_rank_without_gradients_joins_the_exchange(is_joining: bool) -> None:
     codes = run_ranks(rank, 2)
     assert codes[1] == 0
     assert (codes[0] == 0) == is_joining
-
-
-def run_ranks(body: Callable[[int, int], None], num_ranks: int) -> list[int | None]:
-    """Run `body(rank, port)` in forked processes; their exit codes."""
-    port = free_port()
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=body, args=(number, port)) for number in range(num_ranks)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(90)
-    return [process.exitcode for process in processes]
-
-
-def require_close(
-    expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], bound: float
-) -> None:
-    """Every tensor, relative by norm; one that is next to zero beside the largest."""
-    assert expected.keys() == found.keys()
-    largest = max(float(value.norm()) for value in expected.values() if value.is_floating_point())
-    for name, value in expected.items():
-        gap = float((found[name].double() - value.double()).norm())
-        assert gap <= bound * max(float(value.double().norm()), 1e-3 * largest), name
 
 
 def parameters(run: Path) -> dict[str, torch.Tensor]:

@@ -102,13 +102,16 @@ def train(
     num_ranks: int = 1,
     resume: str = "newest",
     checkpoint: dict[str, Any] | None = None,
+    strategy: Any = "ddp",
 ) -> dict[str, Any]:
     """Run `fit` on the CPU without any logger but the curve."""
     return fit(
         made,
         output_dir=output_dir,
         config={"seed": made.seed} if config is None else config,
-        make_trainer=lambda **keywords: cpu_trainer(num_ranks=num_ranks, **keywords),
+        make_trainer=lambda **keywords: cpu_trainer(
+            num_ranks=num_ranks, strategy=strategy, **keywords
+        ),
         callbacks=[WeightAverage(decay=0.9, every_steps=2), *extra],
         checkpoint={"every_steps": every_steps, "every_minutes": None, **(checkpoint or {})},
         overwrite=overwrite,
@@ -116,10 +119,13 @@ def train(
     )
 
 
-def cpu_trainer(*, num_ranks: int = 1, **keywords: Any) -> Trainer:
-    strategy = "auto" if num_ranks == 1 else "ddp_find_unused_parameters_true"
+def cpu_trainer(*, num_ranks: int = 1, strategy: Any = "ddp", **keywords: Any) -> Trainer:
     return Trainer(
-        accelerator="cpu", devices=num_ranks, strategy=strategy, deterministic=True, **keywords
+        accelerator="cpu",
+        devices=num_ranks,
+        strategy="auto" if num_ranks == 1 else strategy,
+        deterministic=True,
+        **keywords,
     )
 
 

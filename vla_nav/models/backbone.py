@@ -47,7 +47,8 @@ class BackboneConfig:
 
     source: config | folder | gguf. family and options (the transformers config's own keywords:
     hidden_size, num_hidden_layers, ...) describe a random one; path names the files of the others.
-    gradient_checkpointing: recompute layers in the backward pass. norms: transformers' own, or
+    gradient_checkpointing: recompute layers in the backward pass: false (keep their activations),
+    true (every layer), or k: every k-th layer. norms: transformers' own, or
     `fused` (norms.py): the same function in one kernel, for GPUs. compile: false, or `layers`
     (layers.py): training runs every layer as two compiled halves around attention; `joined`: with
     one matrix product for q, k and v (a copy of their weights is kept).
@@ -58,7 +59,7 @@ class BackboneConfig:
     path: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | int = False
     norms: str = "transformers"
     compile: str | bool = False
 
@@ -72,6 +73,13 @@ class BackboneConfig:
         if self.compile not in COMPILE:
             given, allowed = str(self.compile).lower(), (str(name).lower() for name in COMPILE)
             raise unknown_name("models.backbone.compile", given, allowed)
+        if type(self.gradient_checkpointing) is not bool and (
+            type(self.gradient_checkpointing) is not int or self.gradient_checkpointing < 1
+        ):
+            raise UserError(
+                f"models.backbone.gradient_checkpointing={self.gradient_checkpointing}; allowed: "
+                "false, true (recompute every layer), or k >= 1 (recompute every k-th layer)"
+            )
         if self.compile and self.norms != "fused":
             raise UserError(
                 f"models.backbone.compile={self.compile} has norms of its own, the fused ones; "
@@ -166,15 +174,17 @@ def build_backbone(config: BackboneConfig, *, num_text: int) -> Backbone:
 
         compile_layers(backbone.model, is_joined=config.compile == "joined")
     if config.gradient_checkpointing:
-        enable_checkpointing(backbone.model)
+        enable_checkpointing(backbone.model, every=int(config.gradient_checkpointing))
     return backbone
 
 
-def enable_checkpointing(model: Any) -> None:
-    """Recompute the layers of a transformers model in the backward pass."""
+def enable_checkpointing(model: Any, *, every: int = 1) -> None:
+    """Recompute every `every`-th layer of a transformers model in the backward pass."""
     # Renamed in transformers 5.24; the old name goes away in 6.
     enable = getattr(model, "activation_checkpointing_enable", None)
     (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+    for number, layer in enumerate(model.layers, start=1):
+        layer.gradient_checkpointing = number % every == 0
 
 
 def disable_checkpointing(model: Any) -> None:

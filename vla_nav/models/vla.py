@@ -15,7 +15,8 @@ Axes: B batch, T packed tokens, M targets, F frames, P tokens of a frame, E hidd
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from vla_nav.models.vocabulary import Vocabulary
 from vla_nav.tree import PackedTree
 
 HEADS = ("actions", "full")
+_Result = TypeVar("_Result")
 
 
 class VLA(nn.Module):
@@ -91,6 +93,11 @@ class VLA(nn.Module):
         pack is a partition.
         """
         return self.predictions(packed, frames, plan, gateway).dense()
+
+    def through(self, run: Callable[[VLA], _Result]) -> _Result:
+        """`run(self)`, as one pass: sharded weights are whole while it lasts. The one door besides
+        `forward` through which training enters; passes do not nest."""
+        return run(self)
 
     def predictions(
         self, packed: PackedTree, frames: Tensor, plan: Any, gateway: Gateway | None = None

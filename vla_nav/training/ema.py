@@ -4,7 +4,8 @@
     d_n = min(decay, (1 + n) / (10 + n))
 
 The rise of d_n lets a short run forget its random start. The average is taken every `every_steps`
-steps with d_n to that power, which costs one pass over the weights each time. Kept in float32.
+steps with d_n to that power, which costs one pass over the weights each time. Kept in float32, and
+spread over ranks as the weights are; the state for a checkpoint is whole.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from vla_nav.errors import UserError
+from vla_nav.training.parallel_shards import local, sharded_like, whole_state
 
 
 class WeightAverage(Callback):
@@ -30,10 +32,12 @@ class WeightAverage(Callback):
         self._num_updates = 0
         self._stashed: dict[str, Tensor] | None = None
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin at the initial weights, or where a checkpoint left off."""
         for name, parameter in _trained(pl_module).items():
-            source = self._loaded.get(name, parameter.detach())
+            source = parameter.detach()
+            if name in self._loaded:
+                source = sharded_like(self._loaded[name], source)
             self._average[name] = source.to(parameter.device, torch.float32, copy=True)
         self._loaded = {}
 
@@ -47,8 +51,8 @@ class WeightAverage(Callback):
         num = self._num_updates * self.every_steps
         decay = min(self.decay, (1 + num) / (10 + num)) ** self.every_steps
         parameters = _trained(pl_module)
-        averages = [self._average[name] for name in parameters]
-        weights = [parameter.detach().float() for parameter in parameters.values()]
+        averages = [local(self._average[name]) for name in parameters]
+        weights = [local(parameter.detach()).float() for parameter in parameters.values()]
         torch._foreach_lerp_(averages, weights, 1.0 - decay)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -63,12 +67,13 @@ class WeightAverage(Callback):
 
     @property
     def average(self) -> dict[str, Tensor]:
-        """The average by parameter name of `module.model`."""
+        """The average by parameter name of `module.model`, this rank's shards of it."""
         return self._average
 
     def state_dict(self) -> dict[str, Any]:
-        """The average and the number of updates, plain tensors and integers."""
-        return {"num_updates": self._num_updates, "average": self._average}
+        """The average and the number of updates, plain tensors and integers; a collective call
+        where the average is spread over ranks."""
+        return {"num_updates": self._num_updates, "average": whole_state(self._average)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict`."""

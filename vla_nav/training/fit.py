@@ -40,6 +40,7 @@ from vla_nav.training.dry_run import DryRun
 from vla_nav.training.ema import WeightAverage
 from vla_nav.training.lost_processes import of_lost_process
 from vla_nav.training.module import TrainingModule
+from vla_nav.training.parallel_shards import whole_state
 from vla_nav.training.recipe import Recipe, assembled_data
 from vla_nav.training.run_folder import RunFolder, process_rank
 from vla_nav.training.schedule import Progress
@@ -159,6 +160,11 @@ class _PolicySaver:
     ema: WeightAverage | None
 
     def __call__(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A collective call: where weights are sharded, every rank gives its part."""
+        model = self.assembled.model
+        weights = whole_state(model.state_dict())
+        if self.ema is not None:
+            weights.update(whole_state(self.ema.average))
         if not trainer.is_global_zero:
             return
         save_policy(
@@ -173,7 +179,7 @@ class _PolicySaver:
                 "fingerprint": self.fingerprint,
                 "steps": trainer.global_step,
             },
-            weights=None if self.ema is None else self.ema.average,
+            weights=weights,
         )
 
 
@@ -255,6 +261,7 @@ def quiet() -> None:
         ".*LeafSpec.*",
         ".*does not have many workers.*",
         ".*is not resumable.*",
+        ".*sync_dist=True.*",
         ".*eval mode.*",
     ):
         warnings.filterwarnings("ignore", message=message)

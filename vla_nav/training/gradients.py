@@ -3,14 +3,17 @@
 DistributedDataParallel exchanges gradients during a backward pass and so needs the same passes on
 every rank. A step in partitions has as many passes as its packs need, and an idle rank none; its
 gradients are added up afterwards, tensor by tensor in one order, with zeros where a rank has none.
+A rank of whole packs that lacks some gradients, or all, adds zeros to its last loss instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, distributed
+
+from vla_nav.models.vla import VLA
 
 _BUCKET_BYTES = 2**26
 
@@ -29,6 +32,18 @@ def sum_over_ranks(parameters: Sequence[Tensor]) -> None:
         size += parameter.grad.nbytes
     if bucket:
         _reduce(bucket)
+
+
+def zero_loss(parameters: Iterable[Tensor]) -> Tensor | None:
+    """Zero, with a gradient of zero for each of `parameters` that is trained; None for none."""
+    first = [p.flatten()[:1].float() for p in parameters if p.requires_grad]
+    return torch.cat(first).sum() * 0.0 if first else None
+
+
+def frame_parameters(model: VLA) -> list[Tensor]:
+    """The parameters that a pack without frames gives no gradient."""
+    encoder = () if model.encoder is None else model.encoder.parameters()
+    return [*model.projector.parameters(), *model.patch_embedding.parameters(), *encoder]
 
 
 def _reduce(gradients: Sequence[Tensor]) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, distributed
 
 from vla_nav.errors import UserError
 from vla_nav.losses import (
@@ -35,8 +35,11 @@ from vla_nav.models.vla import VLA
 from vla_nav.training.accuracy import Counts, count
 from vla_nav.training.batch import Batch, Pack
 from vla_nav.training.divergence import FiniteWatch
-from vla_nav.training.gradients import sum_over_ranks
+from vla_nav.training.gradients import frame_parameters, sum_over_ranks, zero_loss
 from vla_nav.training.optimiser import build_optimiser
+from vla_nav.training.parallel_backward import ShardedPasses
+from vla_nav.training.parallel_shards import whole
+from vla_nav.training.parallel_strategy import ShardedStrategy
 from vla_nav.training.partitioned import partitioned_backward, partitioned_logits
 from vla_nav.training.schedule import Progress, learning_rate_factor
 from vla_nav.training.settings import TrainingSettings
@@ -76,6 +79,8 @@ class TrainingModule(LightningModule):
         self._since = (0.0, 0)
         self._threads: ThreadPoolExecutor | None = None
         self.finite = FiniteWatch()
+        self._sharded: ShardedPasses | None = None
+        self._seen: Tensor | None = None  # episodes that are not counted yet, on the device
         self.last_loss, self.episodes_per_s = math.nan, 0.0
         self.validated: tuple[int, dict[str, float]] | None = None  # step and values of the last
 
@@ -83,10 +88,22 @@ class TrainingModule(LightningModule):
         """AdamW over the parts of the model."""
         return build_optimiser(self.model, self.settings.optimiser, text_rows=self._text_rows)
 
+    def configure_model(self) -> None:
+        """Spread the weights over the ranks where the strategy does; before the optimiser is
+        made."""
+        strategy = self.trainer.strategy
+        self._require_fitting(strategy)
+        if isinstance(strategy, ShardedStrategy):
+            strategy.shard(self.model)
+        if isinstance(strategy, ShardedStrategy) and self._sharded is None:
+            self._sharded = ShardedPasses(
+                self.model, strategy.root_device, backward=self.manual_backward
+            )
+
     def on_train_start(self) -> None:
         """The clock runs from here, on top of what earlier starts took."""
         self.progress.stopwatch.restart(self.progress.stopwatch.earlier_s)
-        self._since = (time.monotonic(), self._num_episodes)
+        self._since = (time.monotonic(), self.num_episodes)
         if self._text_rows is not None:
             dtype = self.model.backbone.text_embedding.weight.dtype
             if dtype != self._text_rows.rows.dtype:
@@ -95,16 +112,6 @@ class TrainingModule(LightningModule):
                     f"(trainer.precision={self.trainer.precision}): set used_rows=false"
                 )
             self._text_rows.read()
-        is_one_cpu = self.device.type == "cpu" and self.trainer.world_size == 1
-        for key, is_on in (
-            ("parallel_packs", self.settings.parallel_packs > 1),
-            ("optimiser.used_rows", self._text_rows is not None),
-        ):
-            if is_on and not is_one_cpu:
-                raise UserError(
-                    f"training.{key} is for one process on the CPU; here are "
-                    f"{self.trainer.world_size} on {self.device.type}: switch it off"
-                )
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One optimiser step over all packs of the batch."""
@@ -115,7 +122,7 @@ class TrainingModule(LightningModule):
                 "away and set training.budget"
             )
         optimiser = self.optimizers()
-        denominator = self._denominator(batch)
+        denominator, num_episodes = self._totals(batch)
         if self.settings.parallel_packs > 1:
             total = self._threaded_backward(batch, denominator)
         else:
@@ -127,6 +134,7 @@ class TrainingModule(LightningModule):
             self.settings.optimiser.clip_norm or math.inf,
             foreach=True,
         )
+        norm = whole(norm)
         self.finite.note(self.global_step + 1, total, norm)
         share = self.share_done(self.global_step)
         self._set_rates(optimiser, share)
@@ -134,7 +142,7 @@ class TrainingModule(LightningModule):
         if self._text_rows is not None:
             self._text_rows.write()
         optimiser.zero_grad(set_to_none=True)
-        self._num_episodes += batch.num_episodes * self.trainer.world_size
+        self._seen = num_episodes if self._seen is None else self._seen + num_episodes
         if self.global_step % self.settings.log_every_steps == 0:
             self._log_step(batch, total, norm, optimiser)
         if share >= 1.0:
@@ -142,22 +150,17 @@ class TrainingModule(LightningModule):
 
     def rehearse(self, batch: Batch) -> None:
         """Forward and backward of a step whose gradients are thrown away."""
-        self._backward(batch, self._denominator(batch))
+        self._backward(batch, self._totals(batch)[0])
         self.zero_grad(set_to_none=True)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Sum the loss and the counts of right tokens, actions and stops."""
-        found: Tensor | Predictions
+        if self._sharded is not None and not batch.packs:
+            with self._sharded.validating(None):
+                return
         for pack in batch.packs:
-            if pack.partitions is not None:
-                found = partitioned_logits(self.model, pack.partitions, pack.frames)  # (M, V)
-                columns = found.argmax(-1)
-            else:
-                found = self.model.predictions(pack.packed, pack.frames, pack.plan)
-                columns = found.argmax()
-            loss = weighted_cross_entropy(
-                found, pack.packed, normalisation=self.settings.normalisation
-            )
+            with nullcontext() if self._sharded is None else self._sharded.validating(pack):
+                loss, columns = self._measured(pack)
             self._counts += count(
                 self.model.head_tokens(columns),
                 pack.packed.target_ids,
@@ -192,13 +195,16 @@ class TrainingModule(LightningModule):
     @property
     def num_episodes(self) -> int:
         """Episodes trained on so far, over all ranks and restarts, repeats counted."""
+        if self._seen is not None:  # counted where the device is, read when asked for
+            self._num_episodes += round(float(self._seen))
+            self._seen = None
         return self._num_episodes
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Beside Lightning's state: elapsed time and episodes seen."""
         checkpoint["run"] = {
             "elapsed_s": self.progress.stopwatch.elapsed_s,
-            "num_episodes": self._num_episodes,
+            "num_episodes": self.num_episodes,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -207,10 +213,40 @@ class TrainingModule(LightningModule):
         self.progress.stopwatch.earlier_s = run["elapsed_s"]
         self._num_episodes = run["num_episodes"]
 
+    def _measured(self, pack: Pack) -> tuple[Loss, Tensor]:
+        """Loss of a validation pack, and the columns (M,) of its largest logits."""
+        normalisation = self.settings.normalisation
+
+        def of_whole(model: VLA) -> tuple[Loss, Tensor]:
+            found = model.predictions(pack.packed, pack.frames, pack.plan)
+            loss = weighted_cross_entropy(found, pack.packed, normalisation=normalisation)
+            return loss, found.argmax()
+
+        if pack.partitions is None:
+            return self.model.through(of_whole)
+        logits = partitioned_logits(self.model, pack.partitions, pack.frames)  # (M, V)
+        loss = weighted_cross_entropy(logits, pack.packed, normalisation=normalisation)
+        return loss, logits.argmax(-1)
+
     def _backward(self, batch: Batch, denominator: Tensor) -> Tensor:
-        """Gradients of all packs, one after another; returns the loss of this rank's packs."""
+        """Gradients of all packs, one after another; returns the loss of this rank's packs.
+
+        DDP and sharding average gradients over ranks, and the denominator already counts all of
+        them: so losses are scaled by the number of ranks.
+        """
         total = torch.zeros((), device=self.device)
-        if self.settings.partition.tokens is not None and self.trainer.world_size > 1:
+        num_ranks = self.trainer.world_size
+        if self._sharded is not None:
+            return (
+                self._sharded.step(
+                    batch.packs,
+                    lambda found, packed: (
+                        self._cross_entropy(found, packed, denominator).value * num_ranks
+                    ),
+                )
+                / num_ranks
+            )
+        if self.settings.partition.tokens is not None and num_ranks > 1:
             # Ranks cut into different numbers of partitions, so they meet after the last one.
             with self._gradient_sync(is_last=False):
                 for pack in batch.packs:
@@ -219,16 +255,28 @@ class TrainingModule(LightningModule):
                 sum_over_ranks(self._trained())
             return total
         for index, pack in enumerate(batch.packs):
-            with self._gradient_sync(is_last=index == len(batch.packs) - 1):
-                # DDP averages gradients over ranks; the denominator already counts all of them.
-                total += self._pack_backward(pack, denominator, self.trainer.world_size)
+            is_last = index == len(batch.packs) - 1
+            with self._gradient_sync(is_last=is_last):
+                total += self._pack_backward(
+                    pack, denominator, num_ranks, is_exchanged=is_last and num_ranks > 1
+                )
+        if not batch.packs:  # the others' exchange needs this rank's zeros
+            zero = zero_loss(self._trained())
+            assert zero is not None
+            self.manual_backward(zero)
         return total
 
-    def _pack_backward(self, pack: Pack, denominator: Tensor, scale: int) -> Tensor:
-        """Gradients of one pack, whole or in partitions, times `scale`; returns its loss."""
+    def _pack_backward(
+        self, pack: Pack, denominator: Tensor, scale: int, *, is_exchanged: bool = False
+    ) -> Tensor:
+        """Gradients of one pack, whole or in partitions, times `scale`; returns its loss.
+
+        is_exchanged: ranks exchange gradients in this pass, so that none may be missing.
+        """
         if pack.partitions is None:
             loss = self._loss(pack, denominator).value
-            self.manual_backward(loss * scale)
+            zero = zero_loss(frame_parameters(self.model)) if is_exchanged else None
+            self.manual_backward(loss * scale if zero is None else loss * scale + zero)
             return loss.detach()
         return partitioned_backward(
             self.model,
@@ -286,13 +334,37 @@ class TrainingModule(LightningModule):
             return None  # nothing of the table trains
         return TableRows(self.model.backbone.text_embedding, text_ids)
 
-    def _denominator(self, batch: Batch) -> Tensor:
-        """The loss denominator of the whole step: all packs of all ranks."""
+    def _totals(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Of all packs of all ranks: the loss denominator of the step, and the episodes in it."""
         normalisation = self.settings.normalisation
-        parts = torch.stack([loss_denominator(pack.packed, normalisation) for pack in batch.packs])
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # a rank may have no pack
+        for pack in batch.packs:
+            sums[0] += loss_denominator(pack.packed, normalisation)
+        sums[1].fill_(batch.num_episodes)
         if self.trainer.world_size > 1:
-            parts = self.all_gather(parts).flatten()
-        return total_denominator(parts, normalisation)
+            distributed.all_reduce(sums)
+        return total_denominator(sums[:1], normalisation), sums[1]
+
+    def _require_fitting(self, strategy: Any) -> None:
+        """Raise `UserError` for settings that several ranks or a GPU do not have."""
+        num_ranks, kind = self.trainer.world_size, strategy.root_device.type
+        for key, is_on in (
+            ("parallel_packs=1", self.settings.parallel_packs > 1),
+            ("optimiser.used_rows=false", self._text_rows is not None),
+        ):
+            if is_on and (num_ranks > 1 or kind != "cpu"):
+                raise UserError(
+                    f"training.{key.partition('=')[0]} is for one process on the CPU; here are "
+                    f"{num_ranks} on {kind}: set training.{key}"
+                )
+        is_sharded = isinstance(strategy, ShardedStrategy)
+        partition = self.settings.partition
+        if is_sharded and partition.tokens is not None and partition.mode == "keep":
+            raise UserError(
+                "training.partition.mode=keep: ranks that hold shards of weights (trainer=fsdp) "
+                "cannot run trees of different shapes side by side in this mode; set "
+                "training.partition.mode=recompute, or trainer=ddp"
+            )
 
     def _gradient_sync(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """Gradients are exchanged between ranks in the last backward of a step only."""
@@ -315,8 +387,8 @@ class TrainingModule(LightningModule):
 
     def _log_step(self, batch: Batch, total: Tensor, norm: Tensor, optimiser: Any) -> None:
         now, (then, before) = time.monotonic(), self._since
-        self._since = (now, self._num_episodes)
-        self.episodes_per_s = (self._num_episodes - before) / max(now - then, 1e-9)
+        self._since = (now, self.num_episodes)
+        self.episodes_per_s = (self.num_episodes - before) / max(now - then, 1e-9)
         if self.trainer.world_size > 1:
             total = self.trainer.strategy.reduce(total, reduce_op="sum")
         self.last_loss = float(total)
@@ -325,7 +397,7 @@ class TrainingModule(LightningModule):
             "gradient_norm": float(norm),
             "learning_rate": optimiser.param_groups[0]["lr"],
             "epoch": float(batch.epoch),
-            "episodes": float(self._num_episodes),
+            "episodes": float(self.num_episodes),
             "tokens": float(batch.num_tokens),
             "episodes_per_s": self.episodes_per_s,
         }

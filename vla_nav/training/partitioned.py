@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ from vla_nav.tree.prefix_tree import PrefixTree
 _FRAMES_PER_PASS = 64  # of a trainable encoder under `recompute`
 
 LossOf = Callable[[Predictions, PackedTree], Tensor]
+Stage = Literal["encode", "first", "parts", "end"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +92,14 @@ def partitioned_backward(
     loss_of: LossOf,
     *,
     backward: Callable[[Tensor], None] = torch.autograd.backward,
+    after: Callable[[Stage], None] = lambda stage: None,
 ) -> Tensor:
     """Gradients of the summed losses of all partitions, added to the parameters' `.grad`.
 
     loss_of(predictions (M_part, V), packed of the part) -> scalar over a denominator that is the
-    whole step's. backward: what runs a scalar's backward. Returns the sum of the losses, detached.
+    whole step's. backward: what runs a scalar's backward. after: told when the passes of a stage
+    are done (`recompute`): encode, first, parts, and end, behind the encoder's backward. Returns
+    the sum of the losses, detached.
     """
     cut, store = plans.cut, GatewayStore()
     features = _Features(model, frames, is_kept=cut.mode == "keep")
@@ -102,8 +107,12 @@ def partitioned_backward(
 
     def forward(part: Partition, *, is_stored: bool) -> None:
         gateway = store.gateway(part, is_stored=is_stored)
-        found = model.predictions(part.packed, features.rows, plans.parts[part.number], gateway)
-        losses[part.number] = loss_of(found, part.packed)
+        plan = plans.parts[part.number]
+        losses[part.number] = model.through(
+            lambda model: loss_of(
+                model.predictions(part.packed, features.rows, plan, gateway), part.packed
+            )
+        )
 
     def finish(number: int) -> Tensor:
         loss = losses.pop(number)
@@ -113,7 +122,9 @@ def partitioned_backward(
 
     total = torch.zeros((), device=frames.device)
     if cut.mode == "recompute":
+        after("encode")
         _first_pass(model, plans, features.rows, store)
+        after("first")
         for part in reversed(cut.parts):
             store.drop_keys(part.number)
             forward(part, is_stored=False)
@@ -127,15 +138,23 @@ def partitioned_backward(
             open_parts.append(part.number)
         while open_parts:
             total = total + finish(open_parts.pop())
+    after("parts")
     features.finish(backward)
+    after("end")
     return total
+
+
+def num_frame_passes(model: VLA, frames: Tensor) -> int:
+    """Passes of the encoder over the frames of a partitioned pack under `recompute`; as many are
+    run again for its gradients."""
+    return len(list(_chunks(frames))) if _trains_encoder(model, frames) else 0
 
 
 @torch.no_grad()
 def partitioned_logits(model: VLA, plans: PartitionPlans, frames: Tensor) -> Tensor:
     """Logits (M, V) at the whole pack's predictors, without gradients."""
     store, cut = GatewayStore(), plans.cut
-    features = model.features(frames)
+    features = model.through(lambda model: model.features(frames))
     logits: Tensor | None = None
     for part, plan in zip(cut.parts, plans.parts, strict=True):
         gateway = store.gateway(part, is_stored=True)
@@ -152,7 +171,10 @@ def _first_pass(model: VLA, plans: PartitionPlans, features: Tensor, store: Gate
     """Keys and values of every exported token."""
     for item, plan in zip(plans.cut.first_pass, plans.first_pass, strict=True):
         gateway = store.gateway(item.part, is_stored=True)
-        model.hidden_states(item.part.packed, features, plan, gateway)
+        packed = item.part.packed
+        model.through(
+            partial(VLA.hidden_states, packed=packed, frames=features, plan=plan, gateway=gateway)
+        )
         store.split(item)
 
 
@@ -166,35 +188,42 @@ class _Features:
     def __init__(self, model: VLA, frames: Tensor, *, is_kept: bool) -> None:
         self._model, self._frames = model, frames
         self._graph: Tensor | None = None
-        encoder = model.encoder
-        self._is_trained = (
-            frames.dtype == torch.uint8
-            and encoder is not None
-            and any(parameter.requires_grad for parameter in encoder.parameters())
-        )
+        self._is_trained = _trains_encoder(model, frames)
         if not self._is_trained:
             self.rows = model.features(frames)
             return
         if is_kept:
-            self._graph = model.features(frames)
+            self._graph = self._encoded(frames)
             rows = self._graph.detach()
         else:
             with torch.no_grad():
-                rows = torch.cat([model.features(some) for some in self._chunks(frames)])
+                rows = torch.cat([self._encoded(some) for some in _chunks(frames)])
         wide = rows.dtype if rows.dtype == torch.float64 else torch.float32
         self.rows = rows.to(wide).requires_grad_()
 
     def finish(self, backward: Callable[[Tensor], None]) -> None:
         """Gradients of the encoder from those of its rows."""
-        gradient = self.rows.grad if self._is_trained else None
-        if gradient is None:
+        if not self._is_trained:
             return
+        gradient = torch.zeros_like(self.rows) if self.rows.grad is None else self.rows.grad
         if self._graph is not None:
             backward((self._graph * gradient).sum())
             return
-        for frames, part in zip(self._chunks(self._frames), self._chunks(gradient), strict=True):
-            backward((self._model.features(frames) * part).sum())
+        for frames, part in zip(_chunks(self._frames), _chunks(gradient), strict=True):
+            backward((self._encoded(frames) * part).sum())
 
-    @staticmethod
-    def _chunks(rows: Tensor) -> Iterator[Tensor]:
-        yield from torch.split(rows, _FRAMES_PER_PASS)
+    def _encoded(self, frames: Tensor) -> Tensor:
+        return self._model.through(lambda model: model.features(frames))
+
+
+def _chunks(rows: Tensor) -> Iterator[Tensor]:
+    yield from torch.split(rows, _FRAMES_PER_PASS)
+
+
+def _trains_encoder(model: VLA, frames: Tensor) -> bool:
+    encoder = model.encoder
+    return (
+        frames.dtype == torch.uint8
+        and encoder is not None
+        and any(parameter.requires_grad for parameter in encoder.parameters())
+    )
