@@ -32,7 +32,7 @@ class WeightAverage(Callback):
         self._num_updates = 0
         self._stashed: dict[str, Tensor] | None = None
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin at the initial weights, or where a checkpoint left off."""
         for name, parameter in _trained(pl_module).items():
             source = parameter.detach()
@@ -79,6 +79,9 @@ class WeightAverage(Callback):
         """Continue from `state_dict`."""
         self._num_updates = state_dict["num_updates"]
         self._loaded = state_dict["average"]
+        for name, average in self._average.items():  # sharded weights are loaded after they began
+            if name in self._loaded:
+                average.copy_(sharded_like(self._loaded[name], average))
 
     @torch.no_grad()
     def _exchange(self, pl_module: LightningModule) -> dict[str, Tensor]:
