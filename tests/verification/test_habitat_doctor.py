@@ -19,8 +19,8 @@ import pytest
 from vla_nav.episodes.types import Camera, Embodiment
 from vla_nav.simulators.client import WorkerDiedError, WorkerProcess
 from vla_nav.simulators.habitat_faults import FAULTS, explain
-from vla_nav.verification import installation
 from vla_nav.verification.habitat_installation import probe_habitat
+from vla_nav.verification.simulator_probes import probe_backend
 
 HABITAT = os.environ.get("VLA_NAV_HABITAT_PYTHON", "")
 BODY = Embodiment((Camera("front", 16, 12, 90.0, 1.25),), 0.18, 1.5, 30.0, 0.25, True)
@@ -157,7 +157,7 @@ def test_a_worker_that_dies_of_it_says_so_too(tmp_path: Path) -> None:
 
 def test_without_what_habitat_needs_no_worker_is_started(tmp_path: Path) -> None:
     settings = {"backend": "habitat", "python": str(tmp_path / "nowhere"), "options": {}}
-    assert [probe.code for probe in installation.probe_backend(BODY, settings)] == ["I411"]
+    assert [probe.code for probe in probe_backend(BODY, settings)] == ["I411"]
 
 
 @pytest.mark.habitat
@@ -165,7 +165,7 @@ class TestWithHabitat:
     SETTINGS = {"backend": "habitat", "python": HABITAT, "timeout_s": 60.0}  # noqa: RUF012
 
     def test_a_good_installation_passes_and_its_worker_walks(self) -> None:
-        probes = installation.probe_backend(BODY, {**self.SETTINGS, "options": {}})
+        probes = probe_backend(BODY, {**self.SETTINGS, "options": {}})
         assert [probe.code for probe in probes] == ["I411", "I412", "I413", "I414", "I401"]
         assert {probe.severity for probe in probes} == {"ok"}, probes
 

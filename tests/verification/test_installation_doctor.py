@@ -11,18 +11,18 @@ import torch
 
 from vla_nav.attention import parity
 from vla_nav.episodes.types import Camera, Embodiment
-from vla_nav.verification import installation
+from vla_nav.verification import installation, simulator_probes
 from vla_nav.verification.doctor_report import installation_text
 from vla_nav.verification.installation import (
-    Probe,
     probe_attention,
     probe_egl,
     probe_packages,
     probe_python,
     probe_room,
-    probe_simulator,
     probe_torch,
 )
+from vla_nav.verification.probes import Probe
+from vla_nav.verification.simulator_probes import probe_simulator
 
 BODY = Embodiment((Camera("front", 16, 12, 90.0, 1.25),), 0.18, 1.5, 30.0, 0.25, True)
 MESH = {"backend": "mesh", "python": None, "options": {"cell_m": 0.1}, "timeout_s": 60.0}
@@ -90,7 +90,7 @@ def test_an_interpreter_without_the_backend_is_an_error_with_a_remedy(tmp_path: 
 
 
 def test_a_worker_that_moves_wrongly_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "_ROOM_M", 2.2)  # the way is blocked at once
+    monkeypatch.setattr(simulator_probes, "_ROOM_M", 2.2)  # the way is blocked at once
     probe = probe_simulator(BODY, MESH)
     assert probe.severity == "error"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vla_nav.episodes.checks import SEVERITIES, DataReport, Finding
-from vla_nav.verification.installation import Probe
+from vla_nav.verification.probes import Probe
 
 _PRINTED_EXAMPLES = 3
 _FACTS = (
