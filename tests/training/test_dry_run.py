@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
@@ -18,7 +19,8 @@ from vla_nav.losses import weighted_cross_entropy
 from vla_nav.training import dry_run
 from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.dry_run import DryRun, KeptBytes, describe
-from vla_nav.training.free_memory import free_bytes
+from vla_nav.training.free_memory import ControlGroup, free_bytes, left_bytes
+from vla_nav.training.optimiser import OptimiserSettings
 from vla_nav.training.recipe import Recipe, assembled_data
 from vla_nav.training.schedule import Budget
 from vla_nav.training.settings import PartitionSettings
@@ -70,7 +72,15 @@ class Found(Callback):
         self.tokens += [pack.packed.num_tokens for pack in batch.packs]
 
 
-@pytest.mark.parametrize("parts", [{}, {"partition": PartitionSettings(40)}], ids=["whole", "cut"])
+ROWS = OptimiserSettings(used_rows=True)
+KINDS = {
+    "whole": {},
+    "cut": {"partition": PartitionSettings(40)},
+    "threads": {"accumulate": 2, "parallel_packs": 2, "optimiser": ROWS},
+}
+
+
+@pytest.mark.parametrize("parts", KINDS.values(), ids=KINDS)
 def test_a_run_with_it_ends_with_the_same_weights(
     data: Path, tmp_path: Path, parts: dict[str, Any]
 ) -> None:
@@ -196,3 +206,16 @@ def test_the_machine_says_what_is_free() -> None:
     lines = Path("/proc/meminfo").read_text().splitlines()
     total = next(int(line.split()[1]) for line in lines if line.startswith("MemTotal"))
     assert free <= 1024 * total
+
+
+def test_file_pages_of_a_container_count_as_free(tmp_path: Path) -> None:
+    group = ControlGroup(*(tmp_path / name for name in ("max", "current", "stat")), ("a", "b"))
+    assert left_bytes(group) == math.inf
+    group.limit.write_text("max\n")
+    group.use.write_text("700\n")
+    group.counters.write_text("anon 400\na 200\nb 50\n")
+    assert left_bytes(group) == math.inf
+    group.limit.write_text("1000\n")
+    assert left_bytes(group) == 1000 - 700 + 250
+    group.use.write_text("2000\n")
+    assert left_bytes(group) == 0
