@@ -18,8 +18,9 @@ from vla_nav.errors import UserError
 from vla_nav.losses import weighted_cross_entropy
 from vla_nav.training import dry_run
 from vla_nav.training.datamodule import RecordedData
-from vla_nav.training.dry_run import DryRun, KeptBytes, describe
+from vla_nav.training.dry_run import DryRun, describe
 from vla_nav.training.free_memory import ControlGroup, free_bytes, left_bytes
+from vla_nav.training.kept_bytes import KeptBytes
 from vla_nav.training.optimiser import OptimiserSettings
 from vla_nav.training.recipe import Recipe, assembled_data
 from vla_nav.training.schedule import Budget

@@ -34,12 +34,12 @@ from vla_nav.training.batch import Batch, PackMaker
 from vla_nav.training.checkpoint_folder import checkpoint_folders, read_checkpoint
 from vla_nav.training.curve import CurveLogger, read_curve
 from vla_nav.training.data_stats import data_stats
-from vla_nav.training.datamodule import open_frames
 from vla_nav.training.dataset import RecordedTrees
 from vla_nav.training.ema import WeightAverage
 from vla_nav.training.module import TrainingModule
 from vla_nav.training.optimiser import OptimiserSettings
 from vla_nav.training.progress_bar import RunProgress
+from vla_nav.training.recorded_split import open_frames
 from vla_nav.training.run_folder import RunFolder, describe
 from vla_nav.training.schedule import Budget, Progress
 from vla_nav.training.settings import (

@@ -18,9 +18,11 @@ from vla_nav.models.assembly import ModelConfig, build_prompt
 from vla_nav.models.backbone import BackboneConfig
 from vla_nav.models.prompt import Layout, PromptBuilder
 from vla_nav.training.batch import Batch, PackMaker
-from vla_nav.training.datamodule import RecordedData, held_out, open_frames
+from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.dataset import PackDataset, RecordedTrees, StepDataset, StepSampler
+from vla_nav.training.held_out import held_out
 from vla_nav.training.packing import PackOrder, sequential_packs
+from vla_nav.training.recorded_split import open_frames
 from vla_nav.training.settings import TrainingSettings, ValidationSettings
 from vla_nav.tree import every_layout, flatten
 from vla_nav.vision.encoder import TimmEncoder

@@ -33,9 +33,9 @@ from vla_nav.episodes.types import (
 from vla_nav.models.assembly import ModelConfig, build_prompt
 from vla_nav.models.backbone import BackboneConfig
 from vla_nav.models.prompt import Layout, PromptBuilder
-from vla_nav.training.datamodule import open_frames
 from vla_nav.training.dataset import RecordedTrees
 from vla_nav.training.optimiser import OptimiserSettings
+from vla_nav.training.recorded_split import open_frames
 from vla_nav.training.schedule import Budget
 from vla_nav.training.settings import ValidationSettings
 from vla_nav.tree import flatten

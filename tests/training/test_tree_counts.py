@@ -12,8 +12,8 @@ from tests.training.tiny import ENCODER, make_data
 from vla_nav.episodes.lerobot_reader import LeRobotDataset
 from vla_nav.models.prompt import Layout
 from vla_nav.training.cost_model import TreeCounts
-from vla_nav.training.datamodule import open_frames
 from vla_nav.training.dataset import RecordedTrees
+from vla_nav.training.recorded_split import open_frames
 from vla_nav.training.tree_counts import estimate_counts
 from vla_nav.tree import tree_stats
 from vla_nav.vision.encoder import TimmEncoder

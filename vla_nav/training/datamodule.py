@@ -20,64 +20,20 @@ from torch.utils.data import DataLoader
 from vla_nav.attention.registry import backend
 from vla_nav.errors import UserError
 from vla_nav.models.prompt import PromptBuilder
-from vla_nav.seeding import generator
 from vla_nav.training.batch import Batch, Pack, PackMaker
 from vla_nav.training.cost_model import CostModel, PackCosts
-from vla_nav.training.dataset import (
-    MixedTrees,
-    PackDataset,
-    RecordedTrees,
-    StepDataset,
-    StepSampler,
-)
+from vla_nav.training.dataset import PackDataset, RecordedTrees, StepDataset, StepSampler
+from vla_nav.training.held_out import held_out
 from vla_nav.training.loader_faults import FaultsAsItems, require_item
+from vla_nav.training.mixed_trees import MixedTrees
 from vla_nav.training.mixture import EpochDraws, Source, require_same_body
 from vla_nav.training.packing import PackOrder, require_fitting
-from vla_nav.training.recorded_split import open_recorded, require_conventions
+from vla_nav.training.recorded_split import open_frames, open_recorded, require_conventions
 from vla_nav.training.run_folder import is_first_of_machine
 from vla_nav.training.settings import TrainingSettings
 from vla_nav.training.signals import ignore_in_worker
 from vla_nav.training.tree_counts import estimate_counts
-from vla_nav.vision.cache import FeatureCache, cache_folder
 from vla_nav.vision.encoder import TimmEncoder
-from vla_nav.vision.pixels import PixelResizer
-
-
-def open_frames(
-    data_path: str | Path, split: str, encoder: TimmEncoder, *, verify: str = "sizes"
-) -> FeatureCache:
-    """What the encoder reads in training: its own features when it is frozen, else pixels.
-
-    verify: sizes | digests, see `FeatureCache.open`.
-    """
-    if encoder.is_frozen:
-        fingerprint = encoder.fingerprint()
-    else:
-        fingerprint = PixelResizer(encoder.image_size).fingerprint()
-    folder = cache_folder(data_path, fingerprint, split)
-    if not folder.is_dir() and not encoder.is_frozen:
-        height, width = encoder.image_size
-        size = height if height == width else f"[{height},{width}]"
-        raise UserError(
-            f"{folder}: no pixel cache for an encoder that trains in the step; run `vla-nav encode "
-            f"data.path={data_path} data.split={split} vision=pixels vision.image_size={size}`"
-        )
-    return FeatureCache.open(folder, fingerprint, verify=verify)
-
-
-def held_out(scenes: Sequence[str], share: float, seed: int) -> np.ndarray:
-    """(E,) bool: episodes of the scenes that are held out. At least one scene where share > 0."""
-    if share == 0:
-        return np.zeros(len(scenes), dtype=bool)
-    names = sorted(set(scenes))
-    num = max(1, round(share * len(names)))
-    if num >= len(names):
-        raise UserError(
-            f"training.validation.holdout_share={share}: {num} of {len(names)} scenes would be "
-            "held out and none is left to train on; give validation.split or a smaller share"
-        )
-    chosen = {names[k] for k in generator(seed, "held out").permutation(len(names))[:num].tolist()}
-    return np.array([scene in chosen for scene in scenes])
 
 
 class RecordedData(LightningDataModule):

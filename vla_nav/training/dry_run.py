@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from vla_nav.errors import UserError
 from vla_nav.training.batch import Batch, Pack
 from vla_nav.training.ema import WeightAverage
 from vla_nav.training.free_memory import free_bytes
+from vla_nav.training.kept_bytes import KeptBytes, local_part
 
 Packs = tuple[Pack, ...]
 _MOMENTS = 2  # of AdamW, each like its weight
@@ -159,53 +159,6 @@ def pack_bytes(pack: Pack) -> int:
     return pack.frames.nbytes + sum(x.nbytes for x in columns if isinstance(x, Tensor))
 
 
-class KeptBytes:
-    """Bytes that autograd keeps for backward passes begun inside, each storage once, as long as it
-    keeps them; not those of `weights`. `peak` is their highest sum.
-
-        with KeptBytes(model.parameters()) as kept: ...
-    """
-
-    def __init__(self, weights: Iterable[Tensor] = ()) -> None:
-        self.peak = 0
-        self._level = 0
-        self._count: Counter[int] = Counter()
-        self._weights = {_local(x).untyped_storage().data_ptr() for x in weights}
-        self._hooks: Any = None
-
-    def __enter__(self) -> KeptBytes:
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: _Kept(tensor, self), lambda kept: kept.tensor
-        )
-        self._hooks.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._hooks.__exit__(*error)
-
-    def change(self, tensor: Tensor, by: int) -> None:
-        """One more holder of the tensor's storage (by = 1), or one less (-1)."""
-        storage = tensor.untyped_storage()
-        place = storage.data_ptr()
-        if place in self._weights:
-            return
-        before = self._count[place] > 0
-        self._count[place] += by
-        self._level += ((self._count[place] > 0) - before) * storage.nbytes()
-        self.peak = max(self.peak, self._level)
-
-
-class _Kept:
-    """A tensor in autograd's hands; it goes when autograd lets go."""
-
-    def __init__(self, tensor: Tensor, ledger: KeptBytes) -> None:
-        self.tensor, self._ledger = tensor, ledger
-        ledger.change(tensor, 1)
-
-    def __del__(self) -> None:
-        self._ledger.change(self.tensor, -1)
-
-
 def _measured(trainer: Trainer, module: LightningModule, packs: Packs) -> tuple[Memory, float]:
     """Of a forward and backward on a GPU. Raises `UserError` where its memory does not do."""
     device, longest = trainer.strategy.root_device, packs[-1]
@@ -264,12 +217,7 @@ def _untouched(module: LightningModule, device: torch.device) -> Iterator[None]:
 
 def _bytes(tensors: Iterable[Any], device: torch.device) -> int:
     """Of the parts that this process holds on the device."""
-    return sum(x.nbytes for x in map(_local, tensors) if x.device.type == device.type)
-
-
-def _local(tensor: Any) -> Tensor:
-    """A sharded tensor's part of this process; another tensor itself."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return sum(x.nbytes for x in map(local_part, tensors) if x.device.type == device.type)
 
 
 def _state_bytes(trainer: Trainer) -> int:

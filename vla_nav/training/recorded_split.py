@@ -1,4 +1,4 @@
-"""A recorded split on disk, and whether it teaches what a policy is about to learn.
+"""A recorded split on disk, its frames, and whether it teaches what a policy is about to learn.
 
     <path>/recorded/<split>  stated: decision, turn, step   action space: the same, or refused
 
@@ -13,6 +13,9 @@ from vla_nav.actions.decisions import DecisionRule
 from vla_nav.episodes.lerobot_reader import LeRobotDataset
 from vla_nav.errors import UserError
 from vla_nav.models.prompt import PromptBuilder
+from vla_nav.vision.cache import FeatureCache, cache_folder
+from vla_nav.vision.encoder import TimmEncoder
+from vla_nav.vision.pixels import PixelResizer
 
 
 def open_recorded(data_path: str | Path, split: str) -> LeRobotDataset:
@@ -37,3 +40,25 @@ def require_conventions(episodes: LeRobotDataset, builder: PromptBuilder) -> Non
                 f"{episodes.root}: recorded with {key}={value}, asked for is actions.{key}={own}; "
                 f"set actions.{key}={value}"
             )
+
+
+def open_frames(
+    data_path: str | Path, split: str, encoder: TimmEncoder, *, verify: str = "sizes"
+) -> FeatureCache:
+    """What the encoder reads in training: its own features when it is frozen, else pixels.
+
+    verify: sizes | digests, see `FeatureCache.open`.
+    """
+    if encoder.is_frozen:
+        fingerprint = encoder.fingerprint()
+    else:
+        fingerprint = PixelResizer(encoder.image_size).fingerprint()
+    folder = cache_folder(data_path, fingerprint, split)
+    if not folder.is_dir() and not encoder.is_frozen:
+        height, width = encoder.image_size
+        size = height if height == width else f"[{height},{width}]"
+        raise UserError(
+            f"{folder}: no pixel cache for an encoder that trains in the step; run `vla-nav encode "
+            f"data.path={data_path} data.split={split} vision=pixels vision.image_size={size}`"
+        )
+    return FeatureCache.open(folder, fingerprint, verify=verify)
