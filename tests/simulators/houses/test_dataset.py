@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_nav.commands.compose import compose_config, plain
+from vla_nav.commands.compose import compose_config, plain, run
 from vla_nav.episodes.vlnce import read_vlnce
 from vla_nav.errors import UserError
 from vla_nav.simulators.houses import dataset
@@ -191,3 +191,18 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_written(tmp_path):
     with pytest.raises(UserError, match=r"needs \d+ MiB"):
         write(tmp_path / "data", num_train=20_000, detail=16)
     assert not (tmp_path / "data").exists()
+
+
+def test_fewer_episodes_than_asked_for_are_told(tmp_path, capsys):
+    """A house of few rooms has only so many routes that differ."""
+    words = [f"data.path={tmp_path}/w", f"paths.output_dir={tmp_path}/out", "num_workers=0"]
+    words += ["houses.num_train=0", "houses.num_val_unseen=1", "houses.num_rooms=[5,5]"]
+    assert run("houses", [*words, "houses.episodes_per_house=200"]) == 0
+    found = re.search(
+        r"val_unseen: (\d+) episodes in \S+ of 200 asked for", capsys.readouterr().out
+    )
+    assert found is not None
+    assert int(found[1]) < 200
+    words[0] = f"data.path={tmp_path}/few"
+    assert run("houses", [*words, "houses.episodes_per_house=4"]) == 0
+    assert "asked for" not in capsys.readouterr().out
