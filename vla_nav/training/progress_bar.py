@@ -88,7 +88,9 @@ class RunProgress(Callback):
     def _text(self, trainer: Trainer, pl_module: LightningModule, share: float) -> str:
         left_s = pl_module.progress.remaining_s(trainer.global_step)
         left = f"{int(left_s // 60)}:{int(left_s % 60):02d} left" if math.isfinite(left_s) else ""
+        loss = pl_module.last_loss  # nan until the first logged step
+        known = f"loss {loss:.3f}  " if math.isfinite(loss) else ""
         return (
-            f"{100 * share:3.0f} %  step {trainer.global_step}  loss {pl_module.last_loss:.3f}  "
+            f"{100 * share:3.0f} %  step {trainer.global_step}  {known}"
             f"{pl_module.episodes_per_s:.0f} episodes/s  {left}"
         )
