@@ -81,7 +81,7 @@ def dagger_of(config: Mapping[str, Any], settings: RecordSettings) -> Dagger | N
     )
     loaded = _load(checkpoint, "cpu")
     _require_fit(loaded, settings, checkpoint)
-    digest = loaded.description["weights"]["xxh3_128"]
+    digest = loaded.digest
     return Dagger(str(checkpoint), digest, device, settings.seed, mixture, options["onto"])
 
 

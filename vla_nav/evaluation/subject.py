@@ -92,7 +92,7 @@ def load_subject(config: Mapping[str, Any], rows: Sequence[Condition]) -> Subjec
         loaded.policy(seed=config["seed"], temperature=options["temperature"]),
         body,
         decision,
-        loaded.description["weights"]["xxh3_128"],
+        loaded.digest,
         tuple(differences),
     )
 

@@ -36,6 +36,7 @@ class Tokenizer(Protocol):
     name: str
     num_tokens: int
     bos_id: int | None
+    source: Path | None  # the file of a tokenizer that a package ships
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text, without begin and end marks."""
@@ -65,6 +66,7 @@ class _Tokenizer:
     encode_text: Callable[[str], list[int]]
     decode_ids: Callable[[list[int]], str]
     save_files: Callable[[Path], Any] | None = None
+    source: Path | None = None
     _known: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -135,6 +137,7 @@ def _sentencepiece(path: Path) -> Tokenizer:
         file_digest(path),
         model.encode,
         model.decode,
+        source=path,
     )
 
 
@@ -150,6 +153,7 @@ def _tekken(path: Path) -> Tokenizer:
         file_digest(path),
         lambda text: model.encode(text, bos=False, eos=False),
         lambda ids: model.decode(ids, special_token_policy=SpecialTokenPolicy.IGNORE),
+        source=path,
     )
 
 
