@@ -162,6 +162,7 @@ def small(
     encoder: dict[str, object] | None = None,
     num_kv_heads: int = 2,
     lora: LoraConfig | None = None,
+    is_tied: bool = False,
 ) -> tuple[Assembled, ModelConfig]:
     """A two-layer model over `space` with weights large enough to matter."""
     options = {
@@ -173,6 +174,7 @@ def small(
         "head_dim": 8,
         "max_position_embeddings": 512,
         "initializer_range": 0.2,
+        "tie_word_embeddings": is_tied,
     }
     config = ModelConfig(
         backbone=BackboneConfig(family=family, options=options, seed=1),

@@ -62,7 +62,15 @@ _NO_CHECK = {"--help", "-h", "--hydra-help", "--shell-completion", "-sc", "--ver
 _OUTPUT_BYTES = 2**18  # what Hydra writes at most before a command begins
 _SWEEP = {"-m", "--multirun"}
 _INTERRUPTED = 130
-_BEGINS_ANEW = {"compare", "doctor", "draw", "profile", "stats", "verify"}  # the others continue
+_BEGINS_ANEW = {
+    "compare",
+    "doctor",
+    "draw",
+    "export",
+    "profile",
+    "stats",
+    "verify",
+}  # the others continue
 _FULL_ERRORS = "HYDRA_FULL_ERROR"
 _ANOTHER_KIND = "a folder is wanted where a file is, or a file where a folder is; name another path"
 _REMEDIES = {  # of faults of the file system, beside a full disk
