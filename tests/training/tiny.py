@@ -103,6 +103,7 @@ def train(
     resume: str = "newest",
     checkpoint: dict[str, Any] | None = None,
     strategy: Any = "ddp",
+    closed_loop: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Run `fit` on the CPU without any logger but the curve."""
     return fit(
@@ -114,6 +115,7 @@ def train(
         ),
         callbacks=[WeightAverage(decay=0.9, every_steps=2), *extra],
         checkpoint={"every_steps": every_steps, "every_minutes": None, **(checkpoint or {})},
+        closed_loop=closed_loop,
         overwrite=overwrite,
         resume=resume,
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from omegaconf import DictConfig
 
 
@@ -14,6 +17,7 @@ def main(cfg: DictConfig) -> int:
 
     callbacks = {name: node for name, node in cfg.callbacks.items() if node is not None}
     checkpoint = plain(callbacks.pop("checkpoint"))
+    closed_loop = callbacks.pop("closed_loop", None)
     recipe = Recipe(
         data_path=cfg.data.path,
         split=cfg.data.split,
@@ -38,8 +42,19 @@ def main(cfg: DictConfig) -> int:
         callbacks=[instantiate(node) for node in callbacks.values()],
         loggers=[instantiate(node) for node in cfg.logger.values()],
         checkpoint=checkpoint,
+        closed_loop=None if closed_loop is None else evaluated(plain(closed_loop), seed=cfg.seed),
         overwrite=cfg.overwrite,
         resume=cfg.resume,
     )
     print(describe(result))
     return 0
+
+
+def evaluated(node: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
+    """The keywords of `ClosedLoop` by `callbacks.closed_loop`, with its evaluator."""
+    from vla_nav.evaluation.training_run import TrainingEvaluator
+
+    own = ("every_steps", "patience")
+    rest = {key: value for key, value in node.items() if key not in own}
+    evaluator = TrainingEvaluator(**rest, seed=seed)
+    return {"evaluator": evaluator, **{key: node[key] for key in own}}

@@ -158,6 +158,10 @@ class RunCheckpoint(Checkpoint):
                 128 + self._stop,
             )
 
+    def is_stopping(self) -> bool:
+        """Whether this process was sent a signal that ends the run."""
+        return self._signals.received is not None
+
     def newest(self) -> str | None:
         """The newest checkpoint."""
         return next((str(path) for path in checkpoint_folders(self.folder)), None)

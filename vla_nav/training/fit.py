@@ -14,7 +14,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from vla_nav.models.vla import VLA
 from vla_nav.training.checkpoint_folder import checkpoint_to_resume, read_manifest
 from vla_nav.training.checkpoint_io import CheckpointFolders
 from vla_nav.training.checkpointing import RunCheckpoint
+from vla_nav.training.closed_loop import ClosedLoop
 from vla_nav.training.curve import CurveLogger, write_csv
 from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.dry_run import DryRun
@@ -57,6 +58,7 @@ def fit(
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
     checkpoint: Mapping[str, Any],
+    closed_loop: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     resume: str = "newest",
 ) -> dict[str, Any]:
@@ -64,8 +66,9 @@ def fit(
 
     config: the plain configuration, stored with the run and compared on a second start.
     make_trainer: called with the trainer's remaining keywords. checkpoint: keywords of
-    `RunCheckpoint`. resume: newest | newest_whole, the checkpoint to continue from. Raises
-    `UserError` for anything in data, configuration or folder that does not fit.
+    `RunCheckpoint`. closed_loop: those of `ClosedLoop` (evaluator, ...), None for no such
+    evaluation. resume: newest | newest_whole, the checkpoint to continue from. Raises `UserError`
+    for anything in data, configuration or folder that does not fit.
     """
     quiet()
     if recipe.num_threads is not None:
@@ -90,8 +93,13 @@ def fit(
     ema = next((item for item in callbacks if isinstance(item, WeightAverage)), None)
     save = _PolicySaver(recipe, assembled, folder.policy, data.fingerprint, ema)
     rehearsal = [DryRun(data.extreme_pack)] if settings.dry_run else []
+    ending = RunCheckpoint(folder.checkpoints, save, **checkpoint)
+    simulated = []
+    if closed_loop is not None:
+        simulated = [ClosedLoop(folder.path, save.into, ending.is_stopping, **closed_loop)]
+        simulated[0].check(assembled.prompt)
     trainer = make_trainer(
-        callbacks=[*rehearsal, *callbacks, RunCheckpoint(folder.checkpoints, save, **checkpoint)],
+        callbacks=[*rehearsal, *callbacks, *simulated, ending],
         logger=[*loggers, CurveLogger(folder.curve, resumed_step=done_steps)],
         max_epochs=-1,
         val_check_interval=settings.validation.every_steps,
@@ -142,6 +150,8 @@ def fit(
             name: value if math.isfinite(value) else None for name, value in validation.items()
         },
     }
+    for item in simulated:
+        result["closed_loop"] = item.summary()
     save(trainer, module)  # a kill may have come between the last checkpoint and its policy
     if trainer.is_global_zero:
         write_csv(folder.curve, folder.path / "curve.csv")
@@ -158,6 +168,10 @@ class _PolicySaver:
     folder: Path
     fingerprint: str
     ema: WeightAverage | None
+
+    def into(self, trainer: Trainer, pl_module: LightningModule, folder: Path) -> None:
+        """The same into another folder."""
+        replace(self, folder=folder)(trainer, pl_module)
 
     def __call__(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A collective call: where weights are sharded, every rank gives its part."""

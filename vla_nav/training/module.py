@@ -82,6 +82,7 @@ class TrainingModule(LightningModule):
         self._sharded: ShardedPasses | None = None
         self._seen: Tensor | None = None  # episodes that are not counted yet, on the device
         self.last_loss, self.episodes_per_s = math.nan, 0.0
+        self.is_finished = False  # after the step that used up the budget
         self.validated: tuple[int, dict[str, float]] | None = None  # step and values of the last
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -145,7 +146,8 @@ class TrainingModule(LightningModule):
         self._seen = num_episodes if self._seen is None else self._seen + num_episodes
         if self.global_step % self.settings.log_every_steps == 0:
             self._log_step(batch, total, norm, optimiser)
-        if share >= 1.0:
+        self.is_finished = share >= 1.0
+        if self.is_finished:
             self.trainer.should_stop = True
 
     def rehearse(self, batch: Batch) -> None:

@@ -4,6 +4,7 @@
       run.json             configuration and data fingerprint that the weights come from
       checkpoints/         step_<n>/, the newest ones
       policy/              the policy bundle
+      policy_best/         the one with the best SR in closed loop; closed_loop/: its episodes
       curve.jsonl, .csv    logged values
       result.json          written at the end: a second start finds the run finished
       .lock                held while a process trains here; a second one is refused
@@ -23,6 +24,7 @@ from typing import Any
 
 from vla_nav.errors import UserError
 from vla_nav.files import locked, read_json, write_json
+from vla_nav.training.closed_loop import BEST, FOLDER
 
 # What may differ between the starts of one run: it does not change the weights.
 _FREE = (
@@ -33,10 +35,20 @@ _FREE = (
     "resume",
     "callbacks.progress",
     "callbacks.checkpoint",
+    "callbacks.closed_loop.num_workers",
     "training.dry_run",
     "training.verify_frames",
 )
-_OWNED = ("run.json", "result.json", "curve.jsonl", "curve.csv", "checkpoints", "policy")
+_OWNED = (
+    "run.json",
+    "result.json",
+    "curve.jsonl",
+    "curve.csv",
+    "checkpoints",
+    "policy",
+    BEST,
+    FOLDER,
+)
 
 
 class RunFolder:
@@ -149,7 +161,13 @@ def describe(result: Mapping[str, Any]) -> str:
         f"{name.replace('_', ' ')} {'-' if value is None else format(value, '.3f')}"
         for name, value in result["validation"].items()
     )
+    best = result.get("closed_loop", {}).get("best")
+    simulated = (
+        ""
+        if best is None
+        else f"; best in closed loop: SR {best['sr']:.3f} at step {best['step']}, {best['policy']}"
+    )
     return (
         f"{result['policy']}: {result['steps']} steps, {result['episodes_seen']} episodes in "
-        f"{result['minutes']:.1f} min{'; validation ' + rates if rates else ''}"
+        f"{result['minutes']:.1f} min{'; validation ' + rates if rates else ''}{simulated}"
     )
