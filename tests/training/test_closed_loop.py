@@ -16,7 +16,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from tests.training.test_ranks import run_ranks
+from tests.training.ranks import as_rank, run_ranks
 from tests.training.test_resume import KillAt, same_weights
 from tests.training.tiny import in_child, make_data, recipe, settings, train
 from vla_nav.errors import UserError
@@ -25,6 +25,7 @@ from vla_nav.models.checkpoint import load_policy
 from vla_nav.training.checkpoint_folder import checkpoint_folders, read_checkpoint
 from vla_nav.training.closed_loop import ClosedLoop
 from vla_nav.training.curve import read_curve
+from vla_nav.training.parallel_strategy import ShardedStrategy
 from vla_nav.training.schedule import Budget
 
 SR = {3: 0.2, 6: 0.5, 8: 0.1, 9: 0.5, 12: 0.4, 15: 0.3, 18: 0.9}
@@ -80,6 +81,7 @@ def run(
     evaluator: ByStep | None = None,
     max_steps: int = 18,
     num_ranks: int = 1,
+    strategy: Any = "ddp",
     **closed_loop: Any,
 ) -> dict[str, Any]:
     """A run that evaluates every third step and writes a checkpoint every fourth."""
@@ -89,6 +91,7 @@ def run(
         extra=extra,
         every_steps=4,
         num_ranks=num_ranks,
+        strategy=strategy,
         closed_loop={
             "evaluator": evaluator or ByStep(),
             "every_steps": 3,
@@ -266,14 +269,12 @@ def test_the_last_step_is_evaluated_and_an_incomplete_evaluation_decides_nothing
     assert "(best 0.200 at step 3)" in told
 
 
-def test_two_ranks_decide_as_one(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "sharded"])
+def test_two_ranks_decide_as_one(data: Path, tmp_path: Path, strategy: str) -> None:
     def rank(number: int, port: int) -> None:
-        os.environ.update(
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(number),
-            LOCAL_RANK=str(number), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
-            NODE_RANK="0", GLOO_SOCKET_IFNAME="lo", TORCHELASTIC_RUN_ID="test",
-        )  # fmt: skip
-        result = run(data, tmp_path, num_ranks=2)
+        as_rank(number, 2, port)
+        chosen = ShardedStrategy() if strategy == "sharded" else strategy
+        result = run(data, tmp_path, num_ranks=2, strategy=chosen)
         (tmp_path / f"rank{number}.json").write_text(json.dumps(result["closed_loop"]))
 
     assert run_ranks(rank, 2) == [0, 0]
