@@ -54,6 +54,7 @@ __all__ = [
     "instantiate",
     "plain",
     "run",
+    "same_command",
     "tree_layout",
 ]
 
@@ -149,6 +150,16 @@ def instantiate(node: DictConfig, **extra: Any) -> Any:
         ) from error
 
 
+def same_command(command: str, config: DictConfig) -> list[str]:
+    """What Python runs for this command again, in a process of its own: the words behind `python`.
+
+    A job of a sweep is a plain run in its folder.
+    """
+    words = [text for text in HydraConfig.get().overrides.task if not text.startswith("paths.")]
+    paths = [f"paths.{key}={_quoted(value)}" for key, value in plain(config.paths).items()]
+    return ["-m", "vla_nav.commands.cli", command, *words, *paths]
+
+
 def encoder_keywords(node: DictConfig) -> dict[str, Any]:
     """The keywords of the encoder that a `vision` node describes; `UserError` for pixels alone."""
     if str(node["_target_"]) != ENCODER:
@@ -164,6 +175,13 @@ def tree_layout(node: DictConfig) -> Layout:
     from vla_nav.tree.layout import LAYOUT_KEYS, Layout
 
     return Layout(**{key: value for key, value in plain(node).items() if key in LAYOUT_KEYS})
+
+
+def _quoted(value: Any) -> str:
+    """A value as Hydra's grammar reads it back."""
+    if value is None:
+        return "null"
+    return "'{}'".format(str(value).replace("'", "\\'"))
 
 
 def _make_output_folder(config: DictConfig) -> None:

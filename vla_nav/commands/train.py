@@ -9,12 +9,23 @@ from omegaconf import DictConfig
 
 
 def main(cfg: DictConfig) -> int:
-    from vla_nav.commands.compose import encoder_keywords, instantiate, plain, tree_layout
-    from vla_nav.training.fit import fit
+    from vla_nav.commands.compose import (
+        encoder_keywords,
+        instantiate,
+        plain,
+        same_command,
+        tree_layout,
+    )
+    from vla_nav.training.fit import fit, quiet
     from vla_nav.training.mixture import read_sources
+    from vla_nav.training.parallel_launch import num_to_start, start_ranks
     from vla_nav.training.recipe import Recipe
-    from vla_nav.training.run_folder import describe
+    from vla_nav.training.run_folder import describe, process_rank
 
+    quiet()
+    num_ranks = num_to_start(instantiate(cfg.trainer, logger=False, enable_checkpointing=False))
+    if num_ranks:
+        return start_ranks(same_command("train", cfg), num_ranks)
     callbacks = {name: node for name, node in cfg.callbacks.items() if node is not None}
     checkpoint = plain(callbacks.pop("checkpoint"))
     closed_loop = callbacks.pop("closed_loop", None)
@@ -46,7 +57,8 @@ def main(cfg: DictConfig) -> int:
         overwrite=cfg.overwrite,
         resume=cfg.resume,
     )
-    print(describe(result))
+    if process_rank() == 0:
+        print(describe(result))
     return 0
 
 

@@ -41,6 +41,7 @@ from vla_nav.training.dry_run import DryRun
 from vla_nav.training.ema import WeightAverage
 from vla_nav.training.lost_processes import of_lost_process
 from vla_nav.training.module import TrainingModule
+from vla_nav.training.parallel_launch import num_to_start
 from vla_nav.training.parallel_shards import whole_state
 from vla_nav.training.recipe import Recipe, assembled_data
 from vla_nav.training.run_folder import RunFolder, process_rank
@@ -202,13 +203,11 @@ def require_launched(trainer: Trainer) -> None:
 
     Lightning would start the others with a command line that Hydra has changed, and wait.
     """
-    place = getattr(trainer.strategy, "cluster_environment", None)
-    is_alone = place is not None and not place.creates_processes_externally
-    if is_alone and trainer.world_size > 1:
+    if num_to_start(trainer):
         raise UserError(
-            f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: one "
-            f"process was started; start with `torchrun --nproc-per-node {trainer.num_devices} "
-            "-m vla_nav.commands.cli <command> ...`"
+            f"trainer.devices={trainer.num_devices}: one process was started; start with "
+            f"`torchrun --nproc-per-node {trainer.num_devices} -m vla_nav.commands.cli <command> "
+            "...` (train starts its processes by itself)"
         )
 
 

@@ -55,7 +55,8 @@ def shard_model(
                 "models.backbone.compile=joined keeps whole copies of the weights, which sharding "
                 "(trainer=fsdp) is there to avoid; set models.backbone.compile=layers"
             )
-    offload = CPUOffloadPolicy() if is_offloaded else OffloadPolicy()
+    is_pinned = mesh.device_type == "cuda"
+    offload = CPUOffloadPolicy(pin_memory=is_pinned) if is_offloaded else OffloadPolicy()
     reduced = None if dtype is None else torch.float32
     for layer in layers:
         # Inputs are not cast: the residual stream keeps the dtype that one GPU gives it.
