@@ -17,6 +17,7 @@ from vla_nav.profiling.profile_table import profile_table
 from vla_nav.profiling.step_profile import ProfileSettings
 from vla_nav.training.cost_fit import costs_json, fit_costs, read_costs
 from vla_nav.training.cost_model import CostModel, PackCounts
+from vla_nav.training.data_stats import data_stats
 from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.recipe import assembled_data
 from vla_nav.training.settings import PartitionSettings
@@ -130,3 +131,15 @@ def test_a_profiles_own_steps_can_be_given_to_training(tmp_path: Path) -> None:
     assert (seconds > 0).all()
     assert (seconds < 10).all()
     assert assembled.model is not None
+    counted = data_stats(
+        data,
+        "train",
+        model=made.model,
+        encoder=made.encoder,
+        action_space=made.action_space,
+        layout=made.layout,
+        pack_tokens=400,
+        cost_profile=str(tmp_path / "profile"),
+        attention=made.attention,
+    )
+    assert counted["balance"]["cost"] == "6 measured steps"

@@ -44,6 +44,8 @@ def main(cfg: DictConfig) -> int:
             partition=instantiate(cfg.training.partition),
             accumulate=cfg.training.accumulate,
             seed=cfg.seed,
+            cost_profile=cfg.training.cost_profile,
+            attention=cfg.attention.name,
         )
         own = source.split if splits else f"{number}_{source.split}"
         target = (folder / own if len(sources) > 1 or splits else folder) / "stats.json"

@@ -12,10 +12,10 @@ in the step that flat paths run again for every path.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,26 +23,22 @@ from vla_nav.actions.types import ActionSpace
 from vla_nav.errors import UserError
 from vla_nav.models.assembly import ModelConfig, build_prompt
 from vla_nav.models.prompt import PromptBuilder
-from vla_nav.training.cost_model import CostModel, TreeCounts
+from vla_nav.training.cost_fit import read_costs
+from vla_nav.training.cost_model import CostModel
 from vla_nav.training.episode_file import open_episodes
-from vla_nav.training.grouping import grouped
-from vla_nav.training.made_summaries import MadeSummaries, episode_paths
+from vla_nav.training.made_summaries import MadeSummaries
 from vla_nav.training.recorded_split import require_conventions
 from vla_nav.training.settings import PartitionSettings
 from vla_nav.training.shapes import encoder_flops, flop_model, frame_tokens
 from vla_nav.training.stats_balance import balance_report
 from vla_nav.training.stats_cost import GpuSettings, epoch_cost
-from vla_nav.training.stats_partitions import PartitionCounts
+from vla_nav.training.stats_layout import chosen_trees, count_layout, layout_row
 from vla_nav.training.stats_pictures import histogram
 from vla_nav.training.stats_verdict import verdict
 from vla_nav.tree import (
     FlopModel,
     Layout,
-    PrefixTree,
     TreeStats,
-    flop_bound,
-    total_stats,
-    tree_stats,
 )
 from vla_nav.tree.layout import every_layout
 
@@ -83,19 +79,6 @@ class StatsOptions:
         return MadeSummaries(self.summary_tokens, self.summary_steps)
 
 
-class Counted(NamedTuple):
-    """The counts of one layout: all trees added up, the tokens of each, and those of the longest
-    path of each, added up; how the long ones are cut; what each tree holds."""
-
-    layout: Layout
-    group: str
-    total: TreeStats
-    lengths: Sequence[int]
-    num_chain: int
-    partitions: PartitionCounts
-    trees: TreeCounts
-
-
 def data_stats(
     data_path: str | Path,
     split: str,
@@ -113,14 +96,16 @@ def data_stats(
     partition: PartitionSettings | None = None,
     accumulate: int = 1,
     seed: int = 0,
+    cost_profile: str | None = None,
+    attention: str = "",
 ) -> dict[str, Any]:
     """Plain values: counts, POR, token and FLOP bound, lengths, parameters, cost and verdict.
 
     every: also one row per layout (key `layouts`), with the sizes of `layout`. gpu: what the cost
     is given for. pack_tokens: the token budget of a pack, to tell which trees are longer.
-    partition: how training cuts trees (those of `layout` alone). accumulate, seed: of training, for
-    the balance of ranks. Raises `UserError` for data that is not there or does not fit, and for
-    impossible options.
+    partition: how training cuts trees (those of `layout` alone). accumulate, seed, cost_profile,
+    attention: of training, for the balance of ranks. Raises `UserError` for data that is not there
+    or does not fit, and for impossible options.
     """
     options = options or StatsOptions()
     episodes = open_episodes(
@@ -150,8 +135,13 @@ def data_stats(
 
     builder = builder_of(layout)
     flops, num_backbone = flop_model(model, builder.vocabulary, frame_flops=encoder_flops(encoder))
-    chosen = _chosen(episodes, group, options.max_episodes)
-    main = _count(builder, episodes, chosen, layout, group, supervise, options, partition)
+    chosen = chosen_trees(episodes, group, options.max_episodes)
+    main = count_layout(
+        builder, episodes, chosen, layout, group, supervise, options.summaries, partition
+    )
+    costs = CostModel.from_flops(flops)
+    if cost_profile is not None:
+        costs = read_costs(cost_profile, costs, attention=attention)
     steps = episodes.num_steps[np.concatenate(chosen)]
     found: dict[str, Any] = {
         "data": str(episodes.root),
@@ -167,7 +157,7 @@ def data_stats(
         "episodes": len(steps),
         "steps": int(steps.sum()),
         "steps_per_episode": float(steps.mean()),
-        **_row(main, flops),
+        **layout_row(main, flops),
         "flops_per_episode": _flops(main.total, flops) / len(steps),
         "chain_share": main.num_chain / main.total.num_tree_tokens,
         "pack_tokens": pack_tokens,
@@ -179,7 +169,7 @@ def data_stats(
         if pack_tokens is None
         else balance_report(
             main.trees,
-            CostModel.from_flops(flops),
+            costs,
             pack_tokens=pack_tokens,
             accumulate=accumulate,
             partition=partition,
@@ -199,12 +189,12 @@ def data_stats(
             if wanted.history == "pooled" and tokens.pooled == 0:
                 continue
             for way in _WAYS if has_trajectories and wanted.instruction == "last" else _WAYS[:1]:
-                chosen = _chosen(episodes, way, options.max_episodes)
-                counted = _count(
-                    builder_of(wanted), episodes, chosen, wanted, way, supervise, options
+                chosen = chosen_trees(episodes, way, options.max_episodes)
+                counted = count_layout(
+                    builder_of(wanted), episodes, chosen, wanted, way, supervise, options.summaries
                 )
                 about = {"layout": wanted.name, "group": way}
-                found["layouts"].append(about | _row(counted, flops))
+                found["layouts"].append(about | layout_row(counted, flops))
     epoch = found["flops_per_episode"] * len(episodes)
     flat = epoch * found["flop_bound_with_vision"]
     found["cost"] = epoch_cost(epoch, flat, gpu or GpuSettings())
@@ -221,71 +211,6 @@ def _all_layouts(like: Layout) -> tuple[Layout, ...]:
         summary_every=like.summary_every,
         summary_keep=like.summary_keep,
     )
-
-
-def _chosen(episodes: Any, group: str, most: int | None) -> list[tuple[int, ...]]:
-    """Episode numbers, one tuple per tree, evenly spread over the split."""
-    groups = grouped(episodes, group)
-    if most is None or most >= len(episodes):
-        return groups
-    num_trees = max(1, most * len(groups) // len(episodes))
-    return [groups[int(place)] for place in np.linspace(0, len(groups) - 1, num_trees)]
-
-
-def _count(
-    builder: PromptBuilder,
-    episodes: Any,
-    chosen: list[tuple[int, ...]],
-    layout: Layout,
-    group: str,
-    supervise: str,
-    options: StatsOptions,
-    partition: PartitionSettings | None = None,
-) -> Counted:
-    parts, lengths, num_chain = [], [], 0
-    cuts = PartitionCounts(partition or PartitionSettings())
-    for members in chosen:
-        paths, num_frames = episode_paths(
-            builder,
-            [episodes[index] for index in members],
-            supervise=supervise,
-            summaries=options.summaries,
-        )
-        if not paths:
-            name = "/".join(episodes[members[0]].key)
-            raise UserError(f"{episodes.root}: episode {name} has no step with an expert label")
-        tree = PrefixTree.from_paths(paths, num_frames=num_frames)
-        parts.append(tree_stats(tree))
-        lengths.append(parts[-1].num_tree_tokens)
-        num_chain += int(tree.position_ids.max()) + 1
-        cuts.add(tree)
-    return Counted(
-        layout, group, total_stats(parts), lengths, num_chain, cuts, TreeCounts.of(parts)
-    )
-
-
-def _row(counted: Counted, flops: FlopModel) -> dict[str, Any]:
-    """The numbers of one layout."""
-    total, lengths = counted.total, counted.lengths
-    return {
-        "trees": total.num_trees,
-        "tokens_per_tree": {
-            "mean": float(np.mean(lengths)),
-            "p95": float(np.percentile(lengths, 95)),
-            "max": int(np.max(lengths)),
-        },
-        "n_flat": total.num_flat_tokens,
-        "n_tree": total.num_tree_tokens,
-        "por": total.potential_overlap,
-        "token_bound": total.token_bound,
-        "pairs_flat": total.num_flat_pairs,
-        "pairs_tree": total.num_tree_pairs,
-        "pair_bound": total.num_flat_pairs / total.num_tree_pairs,
-        "frames_flat": total.num_flat_frames,
-        "frames_tree": total.num_tree_frames,
-        "flop_bound": flop_bound(total, replace(flops, frame_flops=0.0)),
-        "flop_bound_with_vision": flop_bound(total, flops),
-    }
 
 
 def _flops(total: TreeStats, flops: FlopModel) -> float:
