@@ -1,4 +1,4 @@
-"""Transformers backbones (Qwen3, Mistral, Llama) with this project's attention inside.
+"""Transformers backbones with this project's attention (and recurrence) inside.
 
     embeddings (B, T, E) -> unmodified transformers layers -> hidden (B, T, E)
                                |  attention "vla_nav"
@@ -10,9 +10,12 @@ does is decided per call by the `attend` keyword, which the layers hand through:
 tree's backend in training, the KV cache in the policy. A mask function that returns None is
 registered beside it, because transformers otherwise guesses packed sequences from position ids.
 
+Decoders of attention alone: Qwen3, Mistral, Llama. Hybrids: Qwen3.5 (gated delta net) and Bamba
+(Mamba-2), whose recurrent layers are routed by the `recur` keyword (`vla_nav.models.hybrid`).
+Layers of any other type are refused: their state would cross the branches of a tree.
+
 Weights: `config` (random, from `seed`), `folder` (a local Hugging Face model), `gguf` (a file, or
-package://module/file). Layers that are not full attention are refused: their state would cross
-the branches of a tree.
+package://module/file).
 """
 
 from __future__ import annotations
@@ -25,10 +28,12 @@ import torch
 from torch import Tensor, nn
 
 from vla_nav.errors import UserError, unknown_name
+from vla_nav.models.hybrid import Recurrence, adopt_mixers, check_recurrence
 from vla_nav.models.norms import fuse_norms
 from vla_nav.models.tokenizer import locate
 
-FAMILIES = ("qwen3", "mistral", "llama")
+HYBRIDS = ("qwen3_5_text", "bamba")  # families with recurrent layers
+FAMILIES = ("qwen3", "mistral", "llama", *HYBRIDS)
 SOURCES = ("config", "folder", "gguf")
 NORMS = ("transformers", "fused")
 COMPILE = (False, "layers", "joined")
@@ -36,6 +41,7 @@ ATTENTION_NAME = "vla_nav"
 _NO_ARCHITECTURE = frozenset(  # keys of a transformers config that say where it came from
     ("model_type", "transformers_version", "architectures", "dtype", "quantization_config")
 )
+_RECURRENT = "linear_attention"  # as transformers calls layers of either kind of recurrence
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 Attend = Callable[[Tensor, Tensor, Tensor, int, float], Tensor]
@@ -111,6 +117,8 @@ class Backbone(nn.Module):
         self.norms = "transformers"
         self.hidden_size: int = model.config.hidden_size
         self.num_layers: int = model.config.num_hidden_layers
+        kinds = getattr(model.config, "layer_types", None) or ()
+        self.num_recurrent: int = sum(kind == _RECURRENT for kind in kinds)
         self.max_positions: int = model.config.max_position_embeddings
         self.is_tied: bool = bool(model.config.tie_word_embeddings)
 
@@ -127,8 +135,16 @@ class Backbone(nn.Module):
         """The text table, (num_text, E)."""
         return self.model.embed_tokens
 
-    def forward(self, embeddings: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
-        """embeddings (B, T, E), position_ids (B, T) int64 -> normed hidden (B, T, E)."""
+    def forward(
+        self,
+        embeddings: Tensor,
+        position_ids: Tensor,
+        attend: Attend,
+        recur: Recurrence | None = None,
+    ) -> Tensor:
+        """embeddings (B, T, E), position_ids (B, T) int64 -> normed hidden (B, T, E). recur: what
+        recurrent layers need, unused where there are none."""
+        routed = {"recur": recur} if self.num_recurrent else {}
         output = self.model(
             inputs_embeds=embeddings,
             # Taken as a finished mask, so transformers does not look for packed sequences in the
@@ -137,6 +153,7 @@ class Backbone(nn.Module):
             position_ids=position_ids,
             use_cache=False,
             attend=attend,
+            **routed,
         )
         return output.last_hidden_state
 
@@ -166,6 +183,7 @@ def build_backbone(config: BackboneConfig, *, num_text: int) -> Backbone:
             f"models.backbone: its text table has {backbone.text_embedding.num_embeddings} rows, "
             f"the tokenizer {num_text} ids; choose the tokenizer that belongs to the model"
         )
+    adopt_mixers(backbone.model)
     if config.norms == "fused":
         fuse_norms(backbone.model)
     backbone.norms = config.norms
@@ -202,18 +220,22 @@ def bind_attention() -> None:
 
 
 def check_architecture(config: Any) -> None:
-    """Raise `UserError` unless every layer is plain full attention with fixed rotary angles."""
+    """Raise `UserError` unless every layer is plain full attention with fixed rotary angles, or a
+    recurrence that is routed."""
     if config.model_type not in FAMILIES:
         raise unknown_name("backbone family", config.model_type, FAMILIES)
-    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
+    supported = {"full_attention"} | ({_RECURRENT} if config.model_type in HYBRIDS else set())
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - supported)
+    check_recurrence(config)
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) is False:
         window = None
     if kinds or (window is not None and window < config.max_position_embeddings):
         raise UserError(
             f"backbone {config.model_type}: layers of type {kinds or ['sliding_attention']} "
-            f"(sliding_window={window}) are not supported, only full_attention is; for a window "
-            "that never binds set max_position_embeddings <= sliding_window, or sliding_window null"
+            f"(sliding_window={window}) are not supported, only {' and '.join(sorted(supported))}; "
+            "for a window that never binds set max_position_embeddings <= sliding_window, or "
+            "sliding_window null"
         )
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") in _LENGTH_DEPENDENT_ROPE:

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from vla_nav.models.backbone import Attend
+from vla_nav.models.hybrid.carry import Carry, Shelf
 from vla_nav.tree.partition_types import FirstPass, Partition, Run
 
 _KEYS, _VALUES = 0, 1
@@ -39,13 +40,15 @@ class GatewayStore:
     def __init__(self) -> None:
         self._held: dict[int, dict[int, tuple[Tensor, Tensor]]] = {}
         self._gradients: dict[int, dict[int, tuple[Tensor, Tensor]]] = {}
+        self._states, self._rows = Shelf(), Shelf()  # of recurrent layers
 
     def gateway(self, part: Partition, *, is_stored: bool) -> Gateway:
         """What stands before the attention of `part`. is_stored: keep its exports (they are not
         there yet)."""
         if is_stored and part.exports:
             self._held.setdefault(part.number, {})
-        return Gateway(self, part, is_stored=is_stored)
+        carry = Carry(self._states, self._rows, part, is_stored=is_stored)
+        return Gateway(self, part, carry, is_stored=is_stored)
 
     def split(self, item: FirstPass) -> None:
         """Give the exports of a first pass to the partitions that they belong to."""
@@ -58,15 +61,21 @@ class GatewayStore:
                 # Copies, so that dropping one partition frees its memory.
                 pair = (k, v) if len(item.numbers) == 1 else (k.clone(), v.clone())
                 self._held[number][layer] = pair
+        self._states.split(item.part.number, item.numbers, item.state_sizes)
+        self._rows.split(item.part.number, item.numbers, item.row_sizes)
 
     def drop_keys(self, number: int) -> None:
-        """Forget the keys of a partition that nobody will read any more."""
+        """Forget the keys (and states) of a partition that nobody will read any more."""
         self._held.pop(number, None)
+        self._states.drop_exports(number)
+        self._rows.drop_exports(number)
 
     def drop(self, number: int) -> None:
         """Forget the keys and gradients of a partition."""
         self.drop_keys(number)
         self._gradients.pop(number, None)
+        self._states.drop(number)
+        self._rows.drop(number)
 
     def write(self, number: int, layer: int, keys: Tensor, values: Tensor) -> None:
         """Keep exports (E, H, D)."""
@@ -91,10 +100,13 @@ class GatewayStore:
 
 
 class Gateway:
-    """The keys of one partition's pass: `bind(attend)` gives attention with the gateway in it."""
+    """The keys of one partition's pass: `bind(attend)` gives attention with the gateway in it.
+    carry: the same for recurrent layers."""
 
-    def __init__(self, store: GatewayStore, part: Partition, *, is_stored: bool) -> None:
-        self.store, self.part, self.is_stored = store, part, is_stored
+    def __init__(
+        self, store: GatewayStore, part: Partition, carry: Carry, *, is_stored: bool
+    ) -> None:
+        self.store, self.part, self.carry, self.is_stored = store, part, carry, is_stored
 
     def bind(self, attend: Attend) -> Attend:
         """`attend` over [gateway | own] keys; q, k and v are those of the own tokens."""

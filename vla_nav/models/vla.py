@@ -27,6 +27,7 @@ from vla_nav.errors import UserError, unknown_name
 from vla_nav.losses.predictions import Predictions
 from vla_nav.models.backbone import Attend, Backbone
 from vla_nav.models.gateway import Gateway
+from vla_nav.models.hybrid import Recurrence, TreeRouting
 from vla_nav.models.vocabulary import Vocabulary
 from vla_nav.tree import PackedTree
 
@@ -125,7 +126,8 @@ class VLA(nn.Module):
 
         if gateway is not None:
             attend = gateway.bind(attend)
-        return self.decode(embeddings[None], packed.position_ids[None], attend)[0]
+        recur = TreeRouting(packed.heavy_paths, None if gateway is None else gateway.carry)
+        return self.decode(embeddings[None], packed.position_ids[None], attend, recur)[0]
 
     def features(self, frames: Tensor) -> Tensor:
         """uint8 frames through the encoder; features as they are."""
@@ -165,9 +167,16 @@ class VLA(nn.Module):
         seen = seen + self.patch_embedding(patch)
         return embeddings.index_add(0, shown, seen.to(embeddings.dtype))
 
-    def decode(self, embeddings: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
-        """(B, T, E) embeddings and (B, T) positions through the backbone: (B, T, E)."""
-        return self.backbone(embeddings, position_ids, attend)
+    def decode(
+        self,
+        embeddings: Tensor,
+        position_ids: Tensor,
+        attend: Attend,
+        recur: Recurrence | None = None,
+    ) -> Tensor:
+        """(B, T, E) embeddings and (B, T) positions through the backbone: (B, T, E). recur: what
+        routes the states of recurrent layers."""
+        return self.backbone(embeddings, position_ids, attend, recur)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states (M, E) -> (M, V_out); column k is token k."""

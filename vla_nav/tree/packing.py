@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from vla_nav.tree.heavy_paths import HeavyPaths, find_runs, heavy_paths
 from vla_nav.tree.prefix_tree import PrefixTree
 
 
@@ -45,6 +46,7 @@ class PackedTree:
     tree_start, frame_offset (G+1,) int64; num_tokens: tokens before padding; num_frames.
     policy: where every tree has advantages, else None. prefix_end (P,) int32: the gateway keys of a
     partition, key p is seen by own rows 0 .. prefix_end[p]-1; empty for a pack that is whole.
+    heavy_paths: the order of recurrent layers.
     """
 
     token_ids: torch.Tensor
@@ -63,6 +65,7 @@ class PackedTree:
     frame_offset: torch.Tensor
     num_tokens: int
     num_frames: int
+    heavy_paths: HeavyPaths
     policy: PackedPolicy | None = None
     prefix_end: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))
 
@@ -73,11 +76,11 @@ class PackedTree:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedTree:
         """The same pack on `device`."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return self._map(lambda item: item.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PackedTree:
         """The same pack in page-locked memory (called by the data loader)."""
-        return self._map(torch.Tensor.pin_memory)
+        return self._map(lambda item: item.pin_memory())
 
     def _map(self, function: Any) -> PackedTree:
         tensors = {
@@ -86,7 +89,7 @@ class PackedTree:
             if isinstance(value := getattr(self, item.name), torch.Tensor)
         }
         policy = None if self.policy is None else PackedPolicy(*map(function, self.policy))
-        return replace(self, **tensors, policy=policy)
+        return replace(self, **tensors, policy=policy, heavy_paths=function(self.heavy_paths))
 
 
 def pack(trees: Sequence[PrefixTree], *, pad_to: int | None = None) -> PackedTree:
@@ -143,6 +146,9 @@ def pack(trees: Sequence[PrefixTree], *, pad_to: int | None = None) -> PackedTre
         **tensors,
         num_tokens=num_tokens,
         num_frames=int(frames[-1]),
+        heavy_paths=heavy_paths(
+            find_runs(subtree_end[:num_tokens], arrays["position_ids"][:num_tokens])
+        ),
         policy=_packed_policy(trees),
     )
 

@@ -19,8 +19,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from vla_nav.tree.carried import exports_of, needs_of
+from vla_nav.tree.heavy_paths import Runs, find_runs, heavy_paths
 from vla_nav.tree.packing import PackedTree
-from vla_nav.tree.partition_types import FirstPass, Partition, Run
+from vla_nav.tree.partition_types import Carried, FirstPass, Partition, Run
 from vla_nav.tree.types import Int32Array, IntArray
 
 Pad = Callable[[int], int]
@@ -41,13 +43,17 @@ class PartitionCutter:
             self._part_of[own] = number
             self._own_row[own] = np.arange(len(own))
         is_exported = np.zeros(whole.num_tokens, dtype=np.bool_)
+        states, rows = [], []  # tokens that recurrent layers read
         # Chains are found again where they are used: all of them at once are a long tree's memory.
         for number, own in enumerate(owns):
-            is_exported[self._ancestors(own, number)] = True
-        self._exported = [np.flatnonzero(is_exported[own]) for own in owns]  # own rows
-        self._export_row = np.full(whole.num_tokens, -1, dtype=np.int64)
-        for own, rows in zip(owns, self._exported, strict=True):
-            self._export_row[own[rows]] = np.arange(len(rows))
+            prefix = self._ancestors(own, number)
+            is_exported[prefix] = True
+            needs = needs_of(self._runs(own, prefix), len(prefix))
+            states.append(prefix[needs.states])
+            rows.append(prefix[needs.rows])
+        self._exports = exports_of([np.flatnonzero(is_exported)], owns, whole.num_tokens)
+        self._states = exports_of(states, owns, whole.num_tokens)
+        self._rows = exports_of(rows, owns, whole.num_tokens)
         by_part = self._part_of[whole.predictor_index.numpy()]
         counts = np.bincount(by_part, minlength=len(owns))
         self._targets = np.split(np.argsort(by_part, kind="stable"), np.cumsum(counts)[:-1])
@@ -60,7 +66,7 @@ class PartitionCutter:
             int(self._part_of[prefix[-1]]) if len(prefix) else -1,
             self._own[number],
             prefix,
-            self._exported[number],
+            (self._exports.own[number], self._states.own[number], self._rows.own[number]),
             self._targets[number],
         )
 
@@ -68,7 +74,7 @@ class PartitionCutter:
         """The exports of consecutive partitions together, up to `capacity` tokens."""
         group: list[int] = []
         size = 0
-        for number, rows in enumerate(self._exported):
+        for number, rows in enumerate(self._exports.own):
             if group and size + len(rows) > capacity:
                 yield self._first_pass(group)
                 group, size = [], 0
@@ -79,11 +85,17 @@ class PartitionCutter:
             yield self._first_pass(group)
 
     def _first_pass(self, group: list[int]) -> FirstPass:
-        own = np.concatenate([self._own[number][self._exported[number]] for number in group])
+        tables = (self._exports, self._states, self._rows)
+        own = np.concatenate([self._own[number][self._exports.own[number]] for number in group])
+        exported = []
+        for table in tables:
+            tokens = [self._own[number][table.own[number]] for number in group]
+            exported.append(np.searchsorted(own, np.concatenate(tokens)))
+        none = np.empty(0, dtype=np.int64)
         prefix = self._ancestors(own, group[0])
-        rows, none = np.arange(len(own)), np.empty(0, dtype=np.int64)
-        part = self._part(-1, -1, own, prefix, rows, none)
-        return FirstPass(part, tuple(group), tuple(len(self._exported[item]) for item in group))
+        part = self._part(-1, -1, own, prefix, (exported[0], exported[1], exported[2]), none)
+        sizes = (tuple(len(table.own[number]) for number in group) for table in tables)
+        return FirstPass(part, tuple(group), *sizes)
 
     def _part(
         self,
@@ -91,19 +103,47 @@ class PartitionCutter:
         parent: int,
         own: IntArray,
         prefix: IntArray,
-        exported: IntArray,
+        exported: tuple[IntArray, IntArray, IntArray],
         targets: IntArray,
     ) -> Partition:
+        """exported: own rows whose keys, whose states and whose rows others read."""
+        keys, states, rows = exported
+        runs = self._runs(own, prefix)
+        needs = needs_of(runs, len(prefix))
+        packed = replace(
+            self._local(own, prefix, targets),
+            heavy_paths=heavy_paths(
+                runs,
+                num_prefix=len(prefix),
+                gateway_states=needs.states,
+                gateway_rows=needs.rows,
+                exported_states=states,
+            ),
+        )
         return Partition(
             number=number,
             parent=parent,
-            packed=self._local(own, prefix, targets),
+            packed=packed,
             own=torch.from_numpy(own),
             num_prefix=len(prefix),
-            sources=_runs(self._part_of[prefix], self._export_row[prefix]),
-            exports=_runs(np.full(len(exported), number), exported),
+            sources=self._sources(prefix, self._exports.place),
+            exports=_runs(np.full(len(keys), number), keys),
+            carried=Carried(
+                self._sources(prefix[needs.states], self._states.place),
+                self._sources(prefix[needs.rows], self._rows.place),
+                _runs(np.full(len(rows), number), rows),
+            ),
             targets=torch.from_numpy(targets),
         )
+
+    def _sources(self, tokens: IntArray, place: IntArray) -> tuple[Run, ...]:
+        return _runs(self._part_of[tokens], place[tokens])
+
+    def _runs(self, own: IntArray, prefix: IntArray) -> Runs:
+        """The heavy paths of own tokens behind `prefix`."""
+        depth = self._whole.position_ids.numpy()[own]
+        ends = _rows_before(own, self._subtree_end[own])
+        return find_runs(ends.astype(np.int32), depth, num_prefix=len(prefix))
 
     def _ancestors(self, own: IntArray, number: int) -> IntArray:
         """(P,) the ancestors of the first own token that are in partitions before `number`."""

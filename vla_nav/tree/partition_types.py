@@ -29,6 +29,16 @@ class Run(NamedTuple):
     stop: int
 
 
+class Carried(NamedTuple):
+    """What recurrent layers read of earlier partitions and leave for later ones: state_sources and
+    row_sources, runs of others' exported states and rows; row_exports, runs of own rows (which
+    states are exported is in `packed.heavy_paths`)."""
+
+    state_sources: tuple[Run, ...]
+    row_sources: tuple[Run, ...]
+    row_exports: tuple[Run, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Partition:
     """One forward and backward: own tokens that see a gateway of ancestors and one another.
@@ -37,8 +47,8 @@ class Partition:
     packed: the own tokens, `target_index` as in the whole pack; targets whose predictor is here.
     own (Q,) int64: pack indices, without padding. num_prefix: P, without padding. sources: the
     gateway as runs of other partitions' exports, in order. exports: what others read, as runs of
-    own rows; heavy paths are contiguous, so runs are few. targets (M,) int64: which of the whole
-    pack's targets are here.
+    own rows; heavy paths are contiguous, so runs are few. carried: the same for recurrent layers.
+    targets (M,) int64: which of the whole pack's targets are here.
     """
 
     number: int
@@ -48,6 +58,7 @@ class Partition:
     num_prefix: int
     sources: tuple[Run, ...]
     exports: tuple[Run, ...]
+    carried: Carried
     targets: torch.Tensor
 
     @property
@@ -131,7 +142,7 @@ class Partitioned:
             self,
             parts=tuple(map(function, self.parts)),
             first_pass=tuple(
-                FirstPass(function(item.part), item.numbers, item.sizes) for item in self.first_pass
+                replace(item, part=function(item.part)) for item in self.first_pass
             ),
         )
 
@@ -141,9 +152,12 @@ class FirstPass:
     """Exported tokens of consecutive partitions, run once without gradients.
 
     part: its own tokens are these exports. numbers, sizes: partition and how many of the rows, in
-    order, are that partition's exports.
+    order, are that partition's exports; state_sizes, row_sizes: the same of what recurrent layers
+    leave.
     """
 
     part: Partition
     numbers: tuple[int, ...]
     sizes: tuple[int, ...]
+    state_sizes: tuple[int, ...]
+    row_sizes: tuple[int, ...]

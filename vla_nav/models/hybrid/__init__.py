@@ -1,0 +1,13 @@
+"""Hybrid backbones on trees: recurrent layers whose states follow the paths of a packed tree."""
+
+from vla_nav.models.hybrid.mixers import adopt_mixers, check_recurrence, mixers_of
+from vla_nav.models.hybrid.routing import Recurrence, SequenceRouting, TreeRouting
+
+__all__ = [
+    "Recurrence",
+    "SequenceRouting",
+    "TreeRouting",
+    "adopt_mixers",
+    "check_recurrence",
+    "mixers_of",
+]

@@ -1,0 +1,154 @@
+"""Recurrent mixers of transformers models with this project's routing inside.
+
+    hidden (B, T, E) --> in projections --> recur.convolve --> recur.scan --> gated norm --> out
+
+A mixer of ours takes the place of the one in a layer and adopts its parameters under their names,
+so state dicts stay as they are. Without `recur` it computes what transformers computes, on plain
+sequences (its own attention is then bound as well). Projections and norms are the adopted ones.
+
+    gated delta net   Qwen3.5 (one projection for q k v, others for z, b, a)
+    Mamba-2           Bamba (one projection for gate, x B C, dt)
+
+Axis legend: B rows, T tokens, E hidden size, H value heads, Hk key heads, G groups, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vla_nav.errors import UserError
+from vla_nav.models.hybrid.chunks import wide
+from vla_nav.models.hybrid.gated_delta import GATED_DELTA
+from vla_nav.models.hybrid.mamba2 import MAMBA2
+from vla_nav.models.hybrid.routing import Recurrence
+from vla_nav.tree.heavy_paths import MAX_KERNEL
+
+
+class Mixer(nn.Module):
+    """A transformers mixer, adopted whole: `mix` is what differs between kinds."""
+
+    layer_idx: int
+
+    def __init__(self, stock: nn.Module) -> None:
+        super().__init__()
+        self.__dict__.update(stock.__dict__)  # parameters, children and sizes
+        self._stock_forward: Callable[..., Tensor] = type(stock).forward
+
+    def forward(
+        self, hidden_states: Tensor, recur: Recurrence | None = None, **kwargs: Any
+    ) -> Tensor:
+        """Transformers' calling convention: hidden_states (B, T, E) -> (B, T, E)."""
+        if recur is not None:
+            return self.mix(hidden_states, recur)
+        if "attend" in kwargs:  # a packed tree: one state for all would leak between branches
+            raise UserError(
+                f"recurrent layer {self.layer_idx} was called without `recur`: the model's forward "
+                "did not hand its keywords to the layers; this transformers version is not "
+                "supported"
+            )
+        return self._stock_forward(self, hidden_states, **kwargs)
+
+    def mix(self, hidden: Tensor, recur: Recurrence) -> Tensor:
+        """hidden (B, T, E) -> (B, T, E)."""
+        raise NotImplementedError
+
+    def _convolved(self, x: Tensor, recur: Recurrence) -> Tensor:
+        """x (B, T, C) through the conv and SiLU."""
+        conv: Any = self.conv1d
+        out = recur.convolve(x, conv.weight.squeeze(1), conv.bias, self.layer_idx)
+        return F.silu(out).to(x.dtype)
+
+
+class GatedDeltaMixer(Mixer):
+    """Qwen3_5GatedDeltaNet."""
+
+    def mix(self, hidden: Tensor, recur: Recurrence) -> Tensor:
+        """hidden (B, T, E) -> (B, T, E)."""
+        this: Any = self
+        mixed = this.in_proj_qkv(hidden)
+        z = this.in_proj_z(hidden).unflatten(-1, (-1, this.head_v_dim))
+        b, a = this.in_proj_b(hidden), this.in_proj_a(hidden)
+        with _without_autocast(hidden):
+            convolved = self._convolved(mixed, recur)
+            query, key, value = convolved.split([this.key_dim, this.key_dim, this.value_dim], -1)
+            decay = -wide(this.A_log).exp() * F.softplus(wide(a) + this.dt_bias)
+            inputs = (
+                query.unflatten(-1, (-1, this.head_k_dim)),
+                key.unflatten(-1, (-1, this.head_k_dim)),
+                value.unflatten(-1, (-1, this.head_v_dim)),
+                decay,
+                b.sigmoid(),
+            )
+            out = recur.scan(GATED_DELTA, inputs, self.layer_idx).to(mixed.dtype)  # (B, T, H, Dv)
+        normed = this.norm(out.flatten(0, 2), z.flatten(0, 2))
+        projected: Tensor = this.out_proj(normed.view(*hidden.shape[:2], -1))
+        return projected
+
+
+class Mamba2Mixer(Mixer):
+    """BambaMixer."""
+
+    def mix(self, hidden: Tensor, recur: Recurrence) -> Tensor:
+        """hidden (B, T, E) -> (B, T, E)."""
+        this: Any = self
+        sizes = [this.intermediate_size, this.conv_dim, this.num_heads]
+        gate, mixed, raw = this.in_proj(hidden).split(sizes, -1)
+        group_width = this.n_groups * this.ssm_state_size
+        with _without_autocast(hidden):
+            convolved = self._convolved(mixed, recur)
+            x, key, query = convolved.split([this.intermediate_size, group_width, group_width], -1)
+            x = wide(x).unflatten(-1, (-1, this.head_dim))
+            step = F.softplus(wide(raw) + this.dt_bias).clamp(*this.time_step_limit)
+            inputs = (
+                query.unflatten(-1, (-1, this.ssm_state_size)),
+                key.unflatten(-1, (-1, this.ssm_state_size)),
+                x * step[..., None],
+                -wide(this.A_log).exp() * step,
+            )
+            out = recur.scan(MAMBA2, inputs, self.layer_idx) + this.D[:, None] * x
+            normed = this.norm(out.flatten(2), gate)
+        projected: Tensor = this.out_proj(normed.to(hidden.dtype))
+        return projected
+
+
+_KINDS = {"Qwen3_5GatedDeltaNet": GatedDeltaMixer, "BambaMixer": Mamba2Mixer}
+_KERNEL_KEYS = ("linear_conv_kernel_dim", "mamba_d_conv")
+
+
+def adopt_mixers(model: nn.Module) -> None:
+    """Replace the recurrent mixers of a transformers model, in place."""
+    for layer in model.layers:  # type: ignore[union-attr]
+        for name, child in list(layer.named_children()):
+            kind = _KINDS.get(type(child).__name__)
+            if kind is not None:
+                setattr(layer, name, kind(child))
+
+
+def mixers_of(model: nn.Module) -> list[Mixer]:
+    """The adopted mixers, in the order of the layers."""
+    return [module for module in model.modules() if isinstance(module, Mixer)]
+
+
+def check_recurrence(config: Any) -> None:
+    """Raise `UserError` for a conv that sees more tokens than are routed."""
+    for key in _KERNEL_KEYS:
+        kernel = getattr(config, key, None)
+        if kernel is not None and not 1 <= kernel <= MAX_KERNEL:
+            raise UserError(
+                f"backbone {config.model_type}: {key}={kernel} is not supported, the causal conv "
+                f"of a recurrent layer may see 1 to {MAX_KERNEL} tokens"
+            )
+
+
+def _without_autocast(like: Tensor) -> AbstractContextManager[Any]:
+    """Recurrences say themselves what is computed in which dtype."""
+    device = like.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
