@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from vla_nav.errors import UserError
 from vla_nav.models.backbone import (
     ATTENTION_NAME,
-    FAMILIES,
+    DECODERS,
     BackboneConfig,
     build_backbone,
     check_architecture,
@@ -35,7 +35,7 @@ def causal(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float) -> Tensor:
     return out.transpose(1, 2)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODERS)
 def test_attention_is_handed_every_layer_in_the_documented_shapes(family):
     backbone = build_backbone(BackboneConfig(family=family, options=OPTIONS), num_text=50)
     seen = []
@@ -50,7 +50,7 @@ def test_attention_is_handed_every_layer_in_the_documented_shapes(family):
     assert seen == [(*shapes, 0, 8**-0.5), (*shapes, 1, 8**-0.5)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODERS)
 def test_positions_that_restart_do_not_make_transformers_guess_packed_sequences(family):
     """With stock attention the same call would isolate the two halves without a word."""
     backbone = build_backbone(BackboneConfig(family=family, options=OPTIONS), num_text=50)

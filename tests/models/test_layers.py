@@ -14,7 +14,7 @@ from vla_nav.attention.registry import backend
 from vla_nav.errors import UserError
 from vla_nav.models import layers
 from vla_nav.models.backbone import (
-    FAMILIES,
+    DECODERS,
     BackboneConfig,
     build_backbone,
     disable_checkpointing,
@@ -94,7 +94,7 @@ def eager():
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODERS)
 def test_values_and_gradients_are_those_of_the_transformers_layers(eager, family, mode):
     stock, ours = pair(mode, family=family)
     for num_tokens in (1, 2, 63):

@@ -27,7 +27,7 @@ from tests.verification.steps import (
 )
 from vla_nav.attention import backend
 from vla_nav.losses import loss_denominator, weighted_cross_entropy
-from vla_nav.models.backbone import FAMILIES
+from vla_nav.models.backbone import DECODERS
 from vla_nav.models.gateway import GatewayStore
 from vla_nav.training.partitioned import (
     partitioned_backward,
@@ -123,7 +123,7 @@ def test_partitions_of_every_layout_equal_their_flat_paths(mode, seed, layout, n
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DECODERS)
 @given(samples(), st.integers(2, 5))
 @settings(max_examples=3, deadline=None, derandomize=True)
 def test_partitions_through_unmodified_backbones(mode, family, forest, num_parts):

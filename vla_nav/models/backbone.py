@@ -32,8 +32,9 @@ from vla_nav.models.hybrid import Recurrence, adopt_mixers, check_recurrence
 from vla_nav.models.norms import fuse_norms
 from vla_nav.models.tokenizer import locate
 
+DECODERS = ("qwen3", "mistral", "llama")  # families of attention alone
 HYBRIDS = ("qwen3_5_text", "bamba")  # families with recurrent layers
-FAMILIES = ("qwen3", "mistral", "llama", *HYBRIDS)
+FAMILIES = (*DECODERS, *HYBRIDS)
 SOURCES = ("config", "folder", "gguf")
 NORMS = ("transformers", "fused")
 COMPILE = (False, "layers", "joined")

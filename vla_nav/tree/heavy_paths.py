@@ -143,9 +143,7 @@ def find_runs(subtree_end: Int32Array, depth: IntArray, *, num_prefix: int = 0) 
             parents.append(shallowest - 1)
             rounds.append(0)
         above.append(number)
-    return Runs(
-        start, stop, np.array(parents, dtype=np.int64), np.array(rounds, dtype=np.int64)
-    )
+    return Runs(start, stop, np.array(parents, dtype=np.int64), np.array(rounds, dtype=np.int64))
 
 
 def windows(runs: Runs, *, num_prefix: int = 0) -> tuple[IntArray, IntArray]:

@@ -141,9 +141,7 @@ class Partitioned:
         return replace(
             self,
             parts=tuple(map(function, self.parts)),
-            first_pass=tuple(
-                replace(item, part=function(item.part)) for item in self.first_pass
-            ),
+            first_pass=tuple(replace(item, part=function(item.part)) for item in self.first_pass),
         )
 
 

@@ -75,9 +75,7 @@ def pass_states(
         for field in chunks
     ]
     state, outs, ends = initial, [], []
-    for count, queries, keys, values, scores, decay, reads in zip(
-        num_active, *steps, strict=True
-    ):
+    for count, queries, keys, values, scores, decay, reads in zip(num_active, *steps, strict=True):
         state = state[:count]
         written = values if reads is None else values - reads @ state
         outs.append(queries @ state + scores @ written)

@@ -13,7 +13,7 @@ A mixer (mixers.py) is given one such object per forward, the keyword `recur`, a
     round 0   run 0 ========o======o======   chunks end at branch points (o), where states are kept
     round 1                 |      '=====    all runs of a round together, from those states
                             '====
-    
+
 Axis legend: B rows, T tokens (of a pack, with padding), C channels, H heads, S states.
 """
 
