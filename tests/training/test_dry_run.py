@@ -99,10 +99,11 @@ def test_it_takes_the_longest_pack_that_the_run_can_have(
 ) -> None:
     found = Found()
     train(made(data, accumulate=3), tmp_path / "run", extra=(found,))
-    packed = found.report.pack.packed
+    packed = found.report.pack
     assert max(found.tokens) <= packed.num_tokens <= 200
     assert packed.num_trees > 1
     assert found.is_clean
+    assert packed.num_partitions == 0
     (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("dry run: ")]
     assert f"{packed.num_tokens} tokens, {packed.num_trees} trees" in line
     assert "predicted peak" in line

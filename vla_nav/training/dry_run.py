@@ -54,10 +54,31 @@ class Memory(NamedTuple):
         return sum(self)
 
 
+class PackSize(NamedTuple):
+    """What a pack holds; no partitions where it is computed whole."""
+
+    num_tokens: int
+    num_trees: int
+    num_frames: int
+    num_partitions: int
+
+    @classmethod
+    def of(cls, pack: Pack) -> PackSize:
+        """Of a pack."""
+        packed, cut = pack.packed, pack.partitions
+        num_parts = 0 if cut is None else len(cut.cut.parts)
+        return cls(packed.num_tokens, packed.num_trees, packed.num_frames, num_parts)
+
+    def __str__(self) -> str:
+        parts = f", {self.num_partitions} partitions" if self.num_partitions else ""
+        trees = f"{self.num_trees:,} trees, {self.num_frames:,} frames"
+        return f"{self.num_tokens:,} tokens, {trees}{parts}"
+
+
 class DryRunReport(NamedTuple):
     """pack: what was taken. available_bytes: for all classes together."""
 
-    pack: Pack
+    pack: PackSize
     seconds: float
     memory: Memory
     available_bytes: int
@@ -103,14 +124,14 @@ class DryRun(Callback):
                 memory = memory._replace(activations=copies * kept)
         self._require(longest, memory, available)
         is_measured = device.type == "cuda"
-        self.report = DryRunReport(longest, seconds, memory, available, is_measured)
+        self.report = DryRunReport(PackSize.of(longest), seconds, memory, available, is_measured)
         if trainer.is_global_zero:
             self._tell(describe(self.report))
 
     def _require(self, pack: Pack, memory: Memory, available: int) -> None:
         if memory.total > available:
             raise UserError(
-                f"dry run: the costliest pack ({named(pack)}) needs "
+                f"dry run: the costliest pack ({PackSize.of(pack)}) needs "
                 f"{_size(memory.total)} and {_size(available)} are there "
                 f"({_classes(memory)}); {_REMEDY}"
             )
@@ -120,19 +141,9 @@ def describe(report: DryRunReport) -> str:
     """One line for people."""
     peak = "peak" if report.is_measured else "predicted peak"
     return (
-        f"dry run: the costliest pack ({named(report.pack)}) took {report.seconds:.1f} s; {peak} "
+        f"dry run: the costliest pack ({report.pack}) took {report.seconds:.1f} s; {peak} "
         f"{_size(report.memory.total)} of {_size(report.available_bytes)} "
         f"({_classes(report.memory)})"
-    )
-
-
-def named(pack: Pack) -> str:
-    """What a pack holds, in a few words."""
-    packed, cut = pack.packed, pack.partitions
-    parts = "" if cut is None else f", {len(cut.parts)} partitions"
-    return (
-        f"{packed.num_tokens:,} tokens, {packed.num_trees:,} trees, {packed.num_frames:,} frames"
-        f"{parts}"
     )
 
 
@@ -173,9 +184,9 @@ def _measured(trainer: Trainer, module: LightningModule, packs: Packs) -> tuple[
     except torch.OutOfMemoryError as error:
         total = torch.cuda.get_device_properties(device).total_memory
         raise UserError(
-            f"dry run: the costliest pack ({named(longest)}) does not fit in the {_size(total)} "
-            f"of {torch.cuda.get_device_name(device)}, of which {_size(before)} were taken "
-            f"before it; {_REMEDY}"
+            f"dry run: the costliest pack ({PackSize.of(longest)}) does not fit in the "
+            f"{_size(total)} of {torch.cuda.get_device_name(device)}, of which {_size(before)} "
+            f"were taken before it; {_REMEDY}"
         ) from error
     batch = sum(map(pack_bytes, packs))
     above = torch.cuda.max_memory_allocated(device) - in_peak - batch
