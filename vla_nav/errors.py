@@ -22,14 +22,15 @@ class UserError(ValueError):
 
 
 class StoppedError(Exception):
-    """A run that ended before its time and through no fault of its input, and can be continued.
+    """A run that ended before its time, with its last checkpoint whole.
 
-    The message is one line of what happened and how to go on; `code` is the exit code.
+    The message is one line of what happened and how to go on; `code` is the exit code. is_shared:
+    every process of the run ends with the same words, and one of them says them.
     """
 
-    def __init__(self, message: str, code: int) -> None:
+    def __init__(self, message: str, code: int, *, is_shared: bool = False) -> None:
         super().__init__("".join(map(_printable, message)))
-        self.code = code
+        self.code, self.is_shared = code, is_shared
 
 
 def _printable(character: str) -> str:

@@ -282,7 +282,10 @@ def _guarded(command: str, body: Callable[[], int], told: list[str] | None = Non
     except KeyboardInterrupt:
         return _interrupted(command)
     except StoppedError as stopped:
-        print(f"vla-nav {command}: {stopped}", file=sys.stderr)
+        from vla_nav.training.run_folder import process_rank
+
+        if not stopped.is_shared or process_rank() == 0:
+            print(f"vla-nav {command}: {stopped}", file=sys.stderr)
         return stopped.code
     except Exception as error:  # noqa: BLE001 (reported in full below)
         line = _user_line(error)

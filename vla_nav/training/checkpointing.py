@@ -152,10 +152,12 @@ class RunCheckpoint(Checkpoint):
                     remove_folder(old)
             self._save_policy(trainer, pl_module)
         if self._stop is not None:
+            self._signals.pass_on()
             raise StoppedError(
                 f"ended by {self._stop.name} after step {trainer.global_step}, kept in "
                 f"{step_folder(self.folder, trainer.global_step)}; the same command continues",
                 128 + self._stop,
+                is_shared=True,
             )
 
     def is_stopping(self) -> bool:

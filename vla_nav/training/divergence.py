@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from vla_nav.errors import UserError
+from vla_nav.errors import StoppedError
 
 NEVER = 2**53  # a step that a float64 still tells from its neighbours
 _MOST_NAMES = 12
@@ -53,7 +53,7 @@ def require_finite(
     with_weights: bool = False,
     newest: Callable[[], str | None],
 ) -> None:
-    """Raise `UserError` naming the first step that was not finite, its episodes and the remedy.
+    """Raise `StoppedError` naming the first step that was not finite, its episodes and the remedy.
 
     with_weights: also where a weight is not finite. newest: gives the newest checkpoint's name.
     A collective call; it waits for the device.
@@ -69,12 +69,11 @@ def require_finite(
         ranks = [k for k, row in enumerate(rows) if row[0] == step and not math.isfinite(row[1])]
         packs = trainer.datamodule.episodes_of_step(step, trainer.world_size)
         what = f"step {step}: the loss is {loss:g}, the norm of its gradient {norm:g}"
-        raise UserError(f"{what}; {_told(packs, ranks)}; {_remedy(newest())}")
+        message = f"{what}; {_told(packs, ranks)}; {_remedy(newest())}"
+        raise StoppedError(message, code=2, is_shared=True)
     if not all(row[3] for row in rows):
-        raise UserError(
-            f"step {trainer.global_step}: a weight is not finite after the update; "
-            f"{_remedy(newest())}"
-        )
+        message = f"step {trainer.global_step}: a weight is not finite after the update"
+        raise StoppedError(f"{message}; {_remedy(newest())}", code=2, is_shared=True)
 
 
 def _are_finite(model: nn.Module) -> Tensor:

@@ -227,8 +227,8 @@ def ending_as_asked(trainer: Trainer) -> Iterator[None]:
     """
     try:
         yield
-    except SystemExit:
-        if trainer.interrupted:
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise
     except RuntimeError as error:

@@ -57,6 +57,13 @@ class StopSignals:
                 signal.signal(number, handler)
         self._earlier = {}
 
+    def pass_on(self) -> None:
+        """Let whoever handled the received signal before have it now (a launcher that puts its job
+        back into the queue). SIGTERM is not passed on: it asks for no more than an end."""
+        earlier = self._earlier.get(self.received or signal.SIGTERM)
+        if self.received not in (None, signal.SIGTERM) and callable(earlier):
+            earlier(self.received, None)
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or signal.Signals(number)
 
