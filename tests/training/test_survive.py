@@ -128,6 +128,14 @@ def test_a_signal_has_a_checkpoint_written_and_the_run_continues_exactly(
     same_curve(run, undisturbed)
 
 
+def test_ctrl_c_ends_at_once_and_leaves_the_checkpoint_before(data: Path, tmp_path: Path) -> None:
+    run, log = tmp_path / "run", tmp_path / "log"
+    send = At(7, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert told(lambda: train(recipe(data), run, extra=(send,)), log) == 130
+    assert line(log) == "vla-nav train: interrupted; the same command continues"
+    assert steps_kept(run) == [6, 3]
+
+
 def test_who_handled_the_signal_before_has_it_after_the_checkpoint(
     data: Path, tmp_path: Path
 ) -> None:
