@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
+from tests.training.ranks import as_rank, require_close, run_ranks
 from tests.training.test_partitioned import (
     EXACT,
     gradients,
@@ -18,6 +20,7 @@ from tests.training.test_partitioned import (
     scenario,
     whole_gradients,
 )
+from tests.training.test_ranks import STRATEGIES
 from tests.training.test_resume import KillAt, same_weights
 from tests.training.tiny import OPTIONS, in_child, make_data, recipe, settings, train, weights_of
 from vla_nav.attention.registry import backend
@@ -180,3 +183,56 @@ def test_lora_trains_adapters_alone_survives_a_kill_and_leaves_a_plain_policy(
     assert all(is_adapter(name) for name in averaged)
     loaded = load_policy(whole / "policy")
     assert not any(is_adapter(name) for name, _ in loaded.model.named_parameters())
+
+
+@pytest.mark.parametrize("tokens", [None, 25])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_ranks_tune_as_one_whatever_is_frozen(
+    data: Path, tuned: Path, tmp_path: Path, strategy: str, tokens: int | None
+) -> None:
+    """Ranks that waited for the gradient of a frozen parameter would hang here."""
+
+    def rank(number: int, port: int) -> None:
+        as_rank(number, 2, port)
+        tune(data, tmp_path / "run", num_ranks=2, tokens=tokens, strategy=strategy)
+
+    assert run_ranks(rank, 2) == [0, 0]
+    one, two = weights_of(tuned), weights_of(tmp_path / "run")
+    require_close(
+        {name: value for name, value in one.items() if name.startswith("state_dict")},
+        {name: value for name, value in two.items() if name.startswith("state_dict")},
+        1e-3,  # float32 sums in another order, carried through four steps of Adam
+    )
+    policies = [
+        safetensors.torch.load_file(run / "policy" / "weights.safetensors")
+        for run in (tuned, tmp_path / "run")
+    ]
+    assert not any(is_adapter(name) for name in policies[1])
+    require_close(policies[0], policies[1], 1e-3)
+
+
+def tune(data: Path, run: Path, *, num_ranks: int, tokens: int | None, strategy: str) -> None:
+    """Four steps of adapters beside a frozen encoder and projector bias."""
+    made = settings(
+        accumulate=4 // num_ranks,
+        partition=PartitionSettings(tokens),
+        budget=Budget(max_steps=4),
+        warmup_share=0.0,
+        optimiser=OptimiserSettings(
+            learning_rates={"vision": 0.0}, freeze=["projector.*bias", "patch_embedding.*"]
+        ),
+    )
+    train(
+        recipe(data, settings=made, model=LORA),
+        run,
+        num_ranks=num_ranks,
+        strategy=STRATEGIES[strategy](),
+    )
+
+
+@pytest.fixture(scope="module")
+def tuned(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Those steps on one rank."""
+    run = tmp_path_factory.mktemp("runs") / "tuned"
+    assert in_child(lambda: tune(data, run, num_ranks=1, tokens=None, strategy="ddp")) == 0
+    return run

@@ -26,6 +26,7 @@ from vla_nav.training.partitioned import (
     Stage,
     num_frame_passes,
     partitioned_backward,
+    trains_encoder,
 )
 
 
@@ -42,6 +43,7 @@ class ShardedPasses:
         self._model, self._device, self._backward = model, device, backward
         self._agreement = Agreement()
         self._weightless = weightless_pack(model, device)
+        self._trains_encoder = trains_encoder(model)  # else frames have no backward pass
 
     def step(self, packs: Sequence[Pack], loss_of: LossOf) -> Tensor:
         """Gradients of all packs of a step, averaged over ranks; returns this rank's loss.
@@ -90,8 +92,7 @@ class ShardedPasses:
             loss = self._part(pack, loss_of, weight=1.0, is_last=is_last)
         for _ in range(wanted.parts - (pack is not None)):
             self._part(self._weightless, loss_of, weight=0.0, is_last=is_last)
-        for _ in range(wanted.encode):
-            self._encoder_pass()
+        self._encoder_passes(wanted.encode)
         return loss
 
     def _cut(self, pack: Pack, wanted: Passes, loss_of: LossOf) -> Tensor:
@@ -110,8 +111,7 @@ class ShardedPasses:
                 for _ in range(wanted.parts - own.parts):
                     self._part(self._weightless, loss_of, weight=0.0, is_last=False)
             else:
-                for _ in range(wanted.encode - own.encode):
-                    self._encoder_pass()
+                self._encoder_passes(wanted.encode - own.encode)
 
         return partitioned_backward(
             self._model,
@@ -143,11 +143,12 @@ class ShardedPasses:
         """Gathers what a pass of the encoder gathers."""
         self._model.through(lambda model: None)
 
-    def _encoder_pass(self) -> None:
-        """Exchanges what a backward pass of the encoder exchanges, with gradients of zero."""
-        loss = self._model.through(lambda model: zero_loss(frame_parameters(model)))
-        assert loss is not None
-        self._backward(loss)
+    def _encoder_passes(self, count: int) -> None:
+        """Exchange what backward passes of the encoder exchange, with gradients of zero."""
+        for _ in range(count if self._trains_encoder else 0):
+            loss = self._model.through(lambda model: zero_loss(frame_parameters(model)))
+            assert loss is not None
+            self._backward(loss)
 
     def _passes(self, pack: Pack) -> Passes:
         plans = pack.partitions

@@ -145,9 +145,14 @@ def partitioned_backward(
 
 
 def num_frame_passes(model: VLA, frames: Tensor) -> int:
-    """Passes of the encoder over the frames of a partitioned pack under `recompute`; as many are
-    run again for its gradients."""
-    return len(list(_chunks(frames))) if _trains_encoder(model, frames) else 0
+    """Passes of the encoder over the frames of a partitioned pack under `recompute`; one that
+    trains runs as many again for its gradients."""
+    return len(list(_chunks(frames))) if _are_pixels(model, frames) else 0
+
+
+def trains_encoder(model: VLA) -> bool:
+    """Whether anything of the encoder trains."""
+    return model.encoder is not None and any(p.requires_grad for p in model.encoder.parameters())
 
 
 @torch.no_grad()
@@ -188,18 +193,20 @@ class _Features:
     def __init__(self, model: VLA, frames: Tensor, *, is_kept: bool) -> None:
         self._model, self._frames = model, frames
         self._graph: Tensor | None = None
-        self._is_trained = _trains_encoder(model, frames)
-        if not self._is_trained:
+        self._is_trained = _are_pixels(model, frames) and trains_encoder(model)
+        if not _are_pixels(model, frames):
             self.rows = model.features(frames)
             return
-        if is_kept:
+        if is_kept and self._is_trained:
             self._graph = self._encoded(frames)
             rows = self._graph.detach()
         else:
             with torch.no_grad():
                 rows = torch.cat([self._encoded(some) for some in _chunks(frames)])
-        wide = rows.dtype if rows.dtype == torch.float64 else torch.float32
-        self.rows = rows.to(wide).requires_grad_()
+        if self._is_trained:
+            wide = rows.dtype if rows.dtype == torch.float64 else torch.float32
+            rows = rows.to(wide).requires_grad_()
+        self.rows = rows
 
     def finish(self, backward: Callable[[Tensor], None]) -> None:
         """Gradients of the encoder from those of its rows."""
@@ -220,10 +227,5 @@ def _chunks(rows: Tensor) -> Iterator[Tensor]:
     yield from torch.split(rows, _FRAMES_PER_PASS)
 
 
-def _trains_encoder(model: VLA, frames: Tensor) -> bool:
-    encoder = model.encoder
-    return (
-        frames.dtype == torch.uint8
-        and encoder is not None
-        and any(parameter.requires_grad for parameter in encoder.parameters())
-    )
+def _are_pixels(model: VLA, frames: Tensor) -> bool:
+    return frames.dtype == torch.uint8 and model.encoder is not None
