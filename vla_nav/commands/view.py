@@ -29,11 +29,24 @@ def _recipe(cfg: DictConfig):
     from vla_nav.training.shapes import frame_tokens
     from vla_nav.verification.drawing_subject import DrawRecipe
 
+    if cfg.checkpoint is None:
+        model, space = instantiate(cfg.models), instantiate(cfg.actions)
+        encoder, layout = encoder_keywords(cfg.vision), tree_layout(cfg.tree)
+    else:
+        from vla_nav.models.checkpoint import read_parts
+
+        parts = read_parts(cfg.checkpoint)
+        model, space, encoder, layout = (
+            parts.model,
+            parts.action_space,
+            parts.encoder,
+            parts.layout,
+        )
     return DrawRecipe(
-        model=instantiate(cfg.models),
-        frame_tokens=frame_tokens(encoder_keywords(cfg.vision), full=None, pooled=None),
-        action_space=instantiate(cfg.actions),
-        layout=tree_layout(cfg.tree),
+        model=model,
+        frame_tokens=frame_tokens(encoder),
+        action_space=space,
+        layout=layout,
         supervise=cfg.tree.supervise,
         group="episode",
         seed=cfg.seed,

@@ -35,8 +35,10 @@ from vla_nav.models.policy_description import (
     DESCRIPTION,
     DIGEST,
     TOKENIZER,
+    PolicyParts,
     as_merged,
     describe,
+    parts_of,
     read_description,
     rebuild,
     require_same_encoder,
@@ -50,14 +52,24 @@ WEIGHTS = "weights.safetensors"
 
 @dataclass(frozen=True)
 class LoadedPolicy:
-    """A policy read back. `description` is policy.json; `data` its free entry about the data."""
+    """A policy read back. `description` is policy.json, `parts` what it names, `data` its free
+    entry about the data."""
 
     model: VLA
     prompt: PromptBuilder
-    embodiment: Embodiment
-    decision: DecisionRule
+    parts: PolicyParts
     data: Mapping[str, Any]
     description: Mapping[str, Any]
+
+    @property
+    def embodiment(self) -> Embodiment:
+        """The body and cameras of the training."""
+        return self.parts.embodiment
+
+    @property
+    def decision(self) -> DecisionRule:
+        """The decision rule of the training."""
+        return self.parts.decision
 
     @property
     def digest(self) -> str:
@@ -118,18 +130,20 @@ def load_policy(
     """
     folder = Path(folder)
     described = read_description(folder)
-    is_hub = hub_folder.is_described(described)
-    tokenizer = hub_folder.tokenizer_path(folder, described) if is_hub else folder / TOKENIZER
     # The digests of the files first: a damaged one is told before a large model is built.
-    parts = hub_folder.read_weights(folder, described) if is_hub else _read(folder, described)
-    built = rebuild(folder, described, tokenizer_path=tokenizer, attention=attention)
-    model, prompt = built.assembled
-    _load_state(model, parts, folder)
+    is_hub = hub_folder.is_described(described)
+    tensors = hub_folder.read_weights(folder, described) if is_hub else _read(folder, described)
+    parts = _parts(folder, described)
+    model, prompt = rebuild(folder, parts, attention=attention)
+    _load_state(model, tensors, folder)
     require_same_encoder(folder, described, model.encoder)
     model.to(device).eval()
-    return LoadedPolicy(
-        model, prompt, built.embodiment, built.decision, described.get("data", {}), described
-    )
+    return LoadedPolicy(model, prompt, parts, described.get("data", {}), described)
+
+
+def read_parts(folder: str | Path) -> PolicyParts:
+    """What a policy folder of either layout is made of, without its weights."""
+    return _parts(Path(folder), read_description(Path(folder)))
 
 
 def require_same_conditions(
@@ -154,6 +168,12 @@ def require_same_conditions(
     return found
 
 
+def _parts(folder: Path, described: Mapping[str, Any]) -> PolicyParts:
+    is_hub = hub_folder.is_described(described)
+    path = hub_folder.tokenizer_path(folder, described) if is_hub else folder / TOKENIZER
+    return parts_of(folder, described, tokenizer_path=path)
+
+
 def _read(folder: Path, described: Mapping[str, Any]) -> Iterable[dict[str, Tensor]]:
     """The tensors of a bundle, checked by their digest."""
     path, entry = folder / WEIGHTS, described.get("weights")
@@ -167,14 +187,14 @@ def _read(folder: Path, described: Mapping[str, Any]) -> Iterable[dict[str, Tens
         raise UserError(f"{path}: not a safetensors file ({error})") from None
 
 
-def _load_state(model: VLA, parts: Iterable[Mapping[str, Tensor]], folder: Path) -> None:
-    """Copy tensors into the model, part by part: a large model's files are never all in memory."""
+def _load_state(model: VLA, files: Iterable[Mapping[str, Tensor]], folder: Path) -> None:
+    """Copy tensors into the model, file by file: a large model's files are never all in memory."""
     own = model.state_dict()
     missing = set(own)
     unknown: list[str] = []
     shapes: list[str] = []
-    for part in parts:
-        for name, tensor in part.items():
+    for tensors in files:
+        for name, tensor in tensors.items():
             if name not in own:
                 unknown.append(name)
             elif own[name].shape != tensor.shape:

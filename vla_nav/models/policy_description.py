@@ -5,7 +5,8 @@
      "weights": {"xxh3_128", ...},   how the folder keeps them: checkpoint.py, hub_folder.py
      "xxh3_128"}                     a seal: the digest of everything else
 
-It names kinds and numbers, never code: `rebuild` builds known classes from them. The digest of
+It names kinds and numbers, never code: `rebuild` builds known
+classes from them. The digest of
 the weights says which policy this is, whatever the layout.
 """
 
@@ -21,6 +22,7 @@ import xxhash
 
 from vla_nav.actions import build_space
 from vla_nav.actions.decisions import DecisionRule
+from vla_nav.actions.types import ActionSpace
 from vla_nav.episodes.types import Camera, Embodiment
 from vla_nav.errors import UserError
 from vla_nav.files import read_json, write_json
@@ -33,12 +35,16 @@ DIGEST = "xxh3_128"  # of policy.json, in policy.json; of the weights, in its en
 DESCRIPTION, TOKENIZER = "policy.json", "tokenizer"
 
 
-class Rebuilt(NamedTuple):
-    """What a description says; the model's weights are not read yet."""
+class PolicyParts(NamedTuple):
+    """What a description names, before any model is built. encoder: keywords of `TimmEncoder`."""
 
-    assembled: Assembled
+    model: ModelConfig
+    encoder: Mapping[str, Any]
+    action_space: ActionSpace
+    layout: Layout
     embodiment: Embodiment
     decision: DecisionRule
+    tokenizer: str
 
 
 def describe(
@@ -108,40 +114,51 @@ def read_description(folder: Path) -> dict[str, Any]:
     return described
 
 
-def rebuild(
-    folder: Path, described: Mapping[str, Any], *, tokenizer_path: Path, attention: str
-) -> Rebuilt:
-    """Build what policy.json describes. tokenizer_path: of a tokenizer that no package ships.
-
-    Raises `UserError` for a damaged description and for another tokenizer than the trained one.
-    """
-    source = folder / DESCRIPTION
+def parts_of(folder: Path, described: Mapping[str, Any], *, tokenizer_path: Path) -> PolicyParts:
+    """What policy.json names. tokenizer_path: of a tokenizer that no package ships, or of the
+    packaged one's file where the folder has it. Raises `UserError` for a damaged description."""
     try:
         options = dict(described["model"])
         if options["tokenizer"] in ("folder", "gguf"):
             options.update(tokenizer="folder", tokenizer_path=str(tokenizer_path))
         elif tokenizer_path.is_file():
             options.update(tokenizer_path=str(tokenizer_path))
-        embodiment = _embodiment(described["embodiment"])
-        assembled = assemble(
+        return PolicyParts(
             ModelConfig(**options),
-            action_space=build_space(described["action_space"]),
-            embodiment=embodiment,
-            layout=Layout(**described["layout"]),
-            encoder=TimmEncoder(**described["encoder"]),
+            described["encoder"],
+            build_space(described["action_space"]),
+            Layout(**described["layout"]),
+            _embodiment(described["embodiment"]),
+            DecisionRule.parse(described["decision"]),
+            described["tokenizer"],
+        )
+    except (KeyError, TypeError) as error:
+        raise _damaged(folder, error) from None
+
+
+def rebuild(folder: Path, parts: PolicyParts, *, attention: str) -> Assembled:
+    """Build the model of a description; its weights are not read yet.
+
+    Raises `UserError` for a damaged description and for another tokenizer than the trained one.
+    """
+    try:
+        assembled = assemble(
+            parts.model,
+            action_space=parts.action_space,
+            embodiment=parts.embodiment,
+            layout=parts.layout,
+            encoder=TimmEncoder(**parts.encoder),
             attention=attention,
         )
-        decision = DecisionRule.parse(described["decision"])
-        trained_with = described["tokenizer"]
     except (KeyError, TypeError) as error:
-        raise UserError(f"{source}: damaged ({error!r}); train again or restore it") from None
+        raise _damaged(folder, error) from None
     installed = assembled.prompt.tokenizer.fingerprint()
-    if installed != trained_with:
+    if installed != parts.tokenizer:
         raise UserError(
-            f"{source}: trained with tokenizer {trained_with}, installed is {installed}; install "
-            "the version it was trained with"
+            f"{folder / DESCRIPTION}: trained with tokenizer {parts.tokenizer}, installed is "
+            f"{installed}; install the version it was trained with"
         )
-    return Rebuilt(assembled, embodiment, decision)
+    return assembled
 
 
 def require_same_encoder(folder: Path, described: Mapping[str, Any], encoder: TimmEncoder) -> None:
@@ -158,6 +175,10 @@ def plain_values(value: Mapping[str, Any]) -> dict[str, Any]:
     """`value` as JSON gives it back; keys of configuration machinery (`_target_`) left out."""
     kept = {key: item for key, item in value.items() if not key.startswith("_")}
     return dict(json.loads(json.dumps(kept)))
+
+
+def _damaged(folder: Path, error: Exception) -> UserError:
+    return UserError(f"{folder / DESCRIPTION}: damaged ({error!r}); train again or restore it")
 
 
 def _digest(description: Mapping[str, Any]) -> str:

@@ -27,7 +27,6 @@ from vla_nav.episodes.types import Embodiment
 from vla_nav.errors import UserError
 from vla_nav.losses import Normalisation
 from vla_nav.models.assembly import assemble
-from vla_nav.models.lora import draw_adapters
 from vla_nav.models.vla import VLA
 from vla_nav.verification.drift import check_drift
 from vla_nav.verification.equivalence import trees_of
@@ -35,6 +34,7 @@ from vla_nav.verification.oracle import Sample
 from vla_nav.verification.progress import Progress
 from vla_nav.verification.recipe import VerifyRecipe
 from vla_nav.verification.report import Finding
+from vla_nav.verification.trained_weights import give_weights
 from vla_nav.vision.encoder import TimmEncoder
 
 _COPIES = 4  # of float32 weights: themselves, gradients, gradients compared with, room to work
@@ -63,9 +63,9 @@ def full_model(recipe: VerifyRecipe, encoder: TimmEncoder, embodiment: Embodimen
         encoder=copy.deepcopy(encoder),
         attention=recipe.attention if is_there else "sdpa",
     ).model
+    give_weights(model, recipe)
     if encoder.is_frozen:
         model.encoder = None
-    draw_adapters(model, seed=recipe.seed)
     _require_room(model, device)
     return model.float().to(device).train()
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from torch import Tensor
+
 from vla_nav.actions.types import ActionSpace
+from vla_nav.episodes.types import Embodiment
 from vla_nav.errors import require_count, unknown_name
 from vla_nav.losses import Normalisation
 from vla_nav.models.assembly import ModelConfig
@@ -68,6 +72,7 @@ class VerifyRecipe:
     encoder: keywords of `TimmEncoder`. attention: the backend of training. data_path None:
     generated episodes. group: episode | trajectory, what one tree is made of. precision: the
     trainer's; `bf16-true` has bfloat16 weights, anything else float32 weights under autocast.
+    embodiment, trained: body and weights of a trained policy; None: the data's, and random ones.
     """
 
     model: ModelConfig
@@ -83,6 +88,8 @@ class VerifyRecipe:
     group: str = "episode"
     precision: str = "bf16-mixed"
     seed: int = 0
+    embodiment: Embodiment | None = None
+    trained: Mapping[str, Tensor] | None = None
 
     def __post_init__(self) -> None:
         for key, value, allowed in (

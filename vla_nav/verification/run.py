@@ -23,7 +23,6 @@ from torch import Tensor
 
 from vla_nav.attention.registry import backend
 from vla_nav.models.assembly import Assembled, assemble
-from vla_nav.models.lora import draw_adapters
 from vla_nav.models.vla import VLA
 from vla_nav.training.recorded_split import require_conventions
 from vla_nav.tree import pack, tree_stats
@@ -51,6 +50,7 @@ from vla_nav.verification.samples import (
 from vla_nav.verification.shrink import compact_text, shrink
 from vla_nav.verification.splits import check_accumulation, check_partitions
 from vla_nav.verification.supervision import check_supervision
+from vla_nav.verification.trained_weights import encoder_of, give_weights, require_body
 from vla_nav.verification.vla_forwards import flat_copy, flat_forward, packed_forward
 from vla_nav.vision.encoder import TimmEncoder
 
@@ -75,15 +75,18 @@ def verify(recipe: VerifyRecipe, *, progress: Progress = lambda line: None) -> V
     progress: told what begins, one line each.
     """
     settings = recipe.settings
-    encoder = TimmEncoder(**recipe.encoder)
+    encoder = encoder_of(recipe)
     small = shrink(recipe.model, max_layers=settings.max_layers, max_width=settings.max_width)
     recorded = None
     if recipe.data_path is not None:
         recorded = open_recorded_split(recipe.data_path, recipe.split)
-    if recorded is None:
+    if recorded is None and recipe.embodiment is not None:
+        embodiment = recipe.embodiment
+    elif recorded is None:
         embodiment = generated_embodiment(recipe.action_space, has_depth=recipe.model.prompt.depth)
     else:
         embodiment = recorded.embodiment
+        require_body(recipe, embodiment)
     large = None
     if settings.drift_episodes:
         progress("building the model at full size")
@@ -96,7 +99,7 @@ def verify(recipe: VerifyRecipe, *, progress: Progress = lambda line: None) -> V
         encoder=encoder,
         attention=_exact_attention(recipe.attention),
     )
-    draw_adapters(assembled.model, seed=recipe.seed)
+    give_weights(assembled.model, recipe, is_whole=not small.changes)
     if recorded is not None:
         require_conventions(recorded, assembled.prompt)
     samples = episode_samples(
@@ -112,7 +115,10 @@ def verify(recipe: VerifyRecipe, *, progress: Progress = lambda line: None) -> V
     num_text = assembled.prompt.vocabulary.num_text
     findings = _exact(recipe, assembled, encoder, samples, progress)
     used = assembled.model.vocabulary.num_text
-    shrunk = [*small.changes, f"text table {num_text} -> {used} rows (those that occur)"]
+    changes = list(small.changes)
+    if changes and recipe.trained is not None:
+        changes.append("trained weights -> random")
+    shrunk = [*changes, f"text table {num_text} -> {used} rows (those that occur)"]
     if recipe.attention != assembled.model.attention_name:
         shrunk.append(f"attention {recipe.attention} -> {assembled.model.attention_name}")
     full = None
