@@ -14,6 +14,7 @@ from vla_nav.errors import UserError
 from vla_nav.profiling.bench_rows import RowFile, run
 from vla_nav.profiling.curve_file import SAME, CurveFile
 
+KERNELS = ("attention", "compile", "device", "learning_rate")
 STRESS = ["backend=sdpa", "device=cpu", "launches=2", "cases=2x4+3", "heads=2", "kv_heads=1"]
 STRESS += ["head_dim=8"]
 
@@ -75,12 +76,12 @@ def test_another_file_is_neither_read_nor_replaced(tmp_path: Path, text: str) ->
 
 
 @pytest.mark.parametrize(
-    ("key", "theirs"), [(key, "2") for key in SAME] + [("device", "another GPU")]
+    ("key", "theirs"), [(key, "2") for key in KERNELS] + [("device", "another GPU")]
 )
 def test_curves_of_other_kernels_or_devices_are_not_joined(
     tmp_path: Path, key: str, theirs: str
 ) -> None:
-    options = dict.fromkeys(SAME, "1")
+    options = dict.fromkeys((*SAME, *KERNELS), "1")
     mine = {"options": options, "device": "a GPU"}
     other = {"options": {**options, key: theirs}, "device": "a GPU"}
     if key == "device":
