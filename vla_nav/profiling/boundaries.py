@@ -180,14 +180,16 @@ class Observer:
     def decode(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The layers; what follows is the head (or, without gradients, the gateways' store)."""
 
-        def decode(embeddings: Tensor, position_ids: Tensor, attend: Any) -> Tensor:
+        def decode(
+            embeddings: Tensor, position_ids: Tensor, attend: Any, recur: Any = None
+        ) -> Tensor:
             if not self.recorder.is_on:
-                return original(embeddings, position_ids, attend)
+                return original(embeddings, position_ids, attend, recur)
             phase = self.recorder.state.phase = self._phase()
             if self._has_gateway:
                 attend = self._between(attend, RELAY, REST)
             self.recorder.mark(Label(REST, phase))
-            hidden = original(embeddings, position_ids, attend)
+            hidden = original(embeddings, position_ids, attend, recur)
             hidden = self._boundary(REST, hidden)
             self.recorder.mark(Label(HEAD if phase == FORWARD else RELAY, phase))
             return hidden
