@@ -13,6 +13,8 @@ from vla_nav.actions import WaypointSpace
 from vla_nav.models.assembly import ModelConfig, assemble
 from vla_nav.models.backbone import BackboneConfig
 from vla_nav.models.checkpoint import load_policy, save_policy
+from vla_nav.models.export import export_policy
+from vla_nav.models.hub_card import Card
 from vla_nav.models.policy import VLAPolicy
 from vla_nav.models.prompt import Layout, PromptConfig
 from vla_nav.models.replay import replay, training_logits
@@ -72,3 +74,23 @@ def test_it_works_as_a_policy_and_survives_a_bundle_without_its_files(assembled,
     assert loaded.prompt.tokenizer.encode("the red door") == prompt.tokenizer.encode("the red door")
     again = replay(loaded.policy(), found, source)
     assert all(torch.equal(a, b) for a, b in zip(live, again, strict=True))
+
+
+def test_its_export_is_read_by_transformers_and_continues_the_same_text(assembled, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    (_, prompt), config = assembled
+    save_policy(tmp_path / "policy", assembled[0], config, encoder=ENCODER, data={})
+    folder = tmp_path / "hub"
+    export_policy(tmp_path / "policy", folder, card=Card("hub"), max_shard_size="200MB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
+    told = tokenizer.decode(model.generate(ids, max_new_tokens=3, do_sample=False)[0])
+    assert told.startswith("The capital of France is Paris")
+    found, source = episode(1, prompt.action_space, num_steps=3)
+    before, after = (
+        replay(load_policy(path).policy(), found, source) for path in (tmp_path / "policy", folder)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

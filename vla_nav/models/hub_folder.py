@@ -39,7 +39,7 @@ from vla_nav.models.hub_tokenizer import SOURCE_FILES, write_tokenizer
 from vla_nav.models.policy_description import DESCRIPTION, DIGEST, TOKENIZER, write_description
 from vla_nav.models.prompt import PromptBuilder
 from vla_nav.models.vla import VLA
-from vla_nav.vision.hub_folder import preprocessor, save_encoder
+from vla_nav.vision.hub_encoder import preprocessor, save_encoder
 
 LAYOUT = "hugging_face"
 PARTS, ENCODER, CARD = "policy.safetensors", "encoder", "README.md"

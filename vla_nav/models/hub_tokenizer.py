@@ -10,7 +10,8 @@ Sentencepiece's BPE joins the pair whose joined piece has the best score, first 
 splits at spaces before; bytes stand in for characters without a piece. That is a BPE of the
 tokenizers library whose merges are ordered by score. transformers' own conversion splits first and
 differs at double spaces and leading spaces. In all of them text that looks like a control token
-("<s>") is text, as in the policy.
+("<s>") is text, as in the policy. The one difference: mistral_v3 takes its own reserved marks
+("[REFERENCE_DOC_0]" and nineteen more) out of a text as one id.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from vla_nav.models.tokenizer import Tokenizer
 
 SOURCE_FILES = {"mistral_v3": "tokenizer.model", "tekken": "tekken.json"}
 _SPACE = "\u2581"
-_NORMAL = 1  # type of a piece in sentencepiece's model
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, *, source_folder: Path) -> None:
@@ -59,30 +59,24 @@ def require_same_ids(tokenizer: Tokenizer, folder: Path, texts: tuple[str, ...])
 
 
 def _from_sentencepiece(path: Path) -> Any:
-    from sentencepiece import sentencepiece_model_pb2
+    from sentencepiece import SentencePieceProcessor
     from tokenizers import Tokenizer as Pipeline
     from tokenizers import decoders, normalizers, processors
     from tokenizers.models import BPE
     from transformers import PreTrainedTokenizerFast
 
-    proto = sentencepiece_model_pb2.ModelProto()
-    proto.ParseFromString(path.read_bytes())
-    ids = {piece.piece: index for index, piece in enumerate(proto.pieces)}
+    model = SentencePieceProcessor(model_file=str(path))
+    ids = {model.id_to_piece(index): index for index in range(model.vocab_size())}
     ranked = []
-    for index, piece in enumerate(proto.pieces):
-        if piece.type != _NORMAL:
+    for text, index in ids.items():
+        if any(is_no_text(index) for is_no_text in (model.is_control, model.is_byte)):
             continue
-        text = piece.piece
         for cut in range(1, len(text)):
             left, right = text[:cut], text[cut:]
             if left in ids and right in ids:
-                ranked.append((-piece.score, index, ids[left], ids[right], left, right))
+                ranked.append((-model.get_score(index), index, ids[left], ids[right], left, right))
     merges = [(left, right) for *_, left, right in sorted(ranked)]
-    unknown, begin, end = (
-        proto.trainer_spec.unk_piece,
-        proto.trainer_spec.bos_piece,
-        proto.trainer_spec.eos_piece,
-    )
+    unknown, begin, end = map(model.id_to_piece, (model.unk_id(), model.bos_id(), model.eos_id()))
     pipeline = Pipeline(BPE(ids, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown))
     pipeline.normalizer = normalizers.Sequence(
         [normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)]
