@@ -160,10 +160,20 @@ def test_calling_without_attend_is_loud():
 
 def test_gradient_checkpointing_changes_no_gradient():
     grads = []
-    for is_on in (False, True):
-        config = BackboneConfig(options=OPTIONS, gradient_checkpointing=is_on)
+    for every in (False, True, 2):
+        config = BackboneConfig(options=OPTIONS, gradient_checkpointing=every)
         backbone = build_backbone(config, num_text=50).train()
         embeddings = torch.linspace(-1, 1, 5 * 32).reshape(1, 5, 32).requires_grad_()
         backbone(embeddings, torch.arange(5)[None], causal).square().sum().backward()
         grads.append(embeddings.grad)
-    assert torch.equal(*grads)
+        layers = [layer.gradient_checkpointing for layer in backbone.model.layers]
+        wanted = [bool(every) and n % int(every) == 0 for n in range(1, len(layers) + 1)]
+        assert layers == wanted
+    assert torch.equal(grads[0], grads[1])
+    assert torch.equal(grads[0], grads[2])
+
+
+@pytest.mark.parametrize("value", [0, -1, "layers", 1.5])
+def test_checkpointing_policies_are_named(value):
+    with pytest.raises(UserError, match="every k-th layer"):
+        BackboneConfig(options=OPTIONS, gradient_checkpointing=value)

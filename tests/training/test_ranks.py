@@ -22,6 +22,7 @@ from torch import distributed
 
 from tests.training.ranks import as_rank, require_close, run_ranks
 from tests.training.tiny import in_child, make_data, recipe, settings, train, weights_of
+from vla_nav.files import read_json
 from vla_nav.training.curve import read_curve
 from vla_nav.training.gradients import sum_over_ranks
 from vla_nav.training.parallel_shards import whole_state
@@ -51,15 +52,22 @@ STRATEGIES = {"ddp": DDPStrategy, "fsdp": ShardedStrategy}
 
 
 def take_steps(
-    data: Path, run: Path, num_ranks: int, tokens: int | None, strategy: str = "ddp"
+    data: Path,
+    run: Path,
+    num_ranks: int,
+    tokens: int | None,
+    strategy: str = "ddp",
+    *callbacks: Callback,
+    balance: str = "cost",
 ) -> None:
     """Six steps of this process, as one of `num_ranks`."""
     made = settings(
         accumulate=NUM_PACKS // num_ranks,
         partition=PartitionSettings(tokens),
         budget=Budget(max_steps=6),
+        balance=balance,
     )
-    extra = (FirstGradients(run.with_suffix(".pt")),)
+    extra = (*callbacks, FirstGradients(run.with_suffix(".pt")))
     made_strategy = STRATEGIES[strategy]()
     train(
         recipe(data, settings=made), run, num_ranks=num_ranks, extra=extra, strategy=made_strategy
@@ -103,6 +111,80 @@ def test_ranks_take_the_steps_of_one_rank(
         ]
         assert len(curves[0]) > 0
         assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+
+
+class Idle(Callback):
+    """Takes away packs 2 and 3 of every step: all that the second of two ranks has."""
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+        batch.packs = batch.packs[:2] if trainer.global_rank == 0 else ()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "tokens"),
+    [
+        ("ddp", None),
+        ("fsdp", 25),
+        pytest.param("ddp", 25, marks=pytest.mark.slow),
+        pytest.param("fsdp", None, marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_without_a_tree_takes_part(
+    data: Path, tmp_path: Path, strategy: str, tokens: int | None
+) -> None:
+    alone, run = tmp_path / "alone", tmp_path / "ranks"
+
+    def rank(number: int, port: int) -> None:
+        as_rank(number, 2, port)
+        take_steps(data, run, 2, tokens, strategy, Idle(), balance="none")
+
+    def one_rank() -> None:
+        take_steps(data, alone, 1, None, "ddp", Idle(), balance="none")
+
+    assert in_child(one_rank) == 0
+    assert run_ranks(rank, 2) == [0, 0]
+    gradients = [torch.load(path.with_suffix(".pt"), weights_only=True) for path in (alone, run)]
+    require_close(gradients[0], gradients[1], 1e-5)
+    require_close(parameters(alone), parameters(run), 1e-3)
+    assert (
+        read_json(alone / "result.json")["episodes_seen"]
+        == (read_json(run / "result.json")["episodes_seen"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [("fsdp", None), pytest.param(None, "fsdp", marks=pytest.mark.slow)]
+)
+def test_a_run_continues_on_another_number_of_ranks(
+    data: Path, one: Path, tmp_path: Path, first: str | None, then: str | None
+) -> None:
+    """Two ranks with sharded weights and one process read each other's checkpoints."""
+
+    def take(strategy: str | None, *extra: Callback) -> list[int | None]:
+        def rank(number: int, port: int) -> None:
+            as_rank(number, 2, port)
+            take_steps(data, tmp_path / "run", 2, None, strategy or "", *extra)
+
+        if strategy is not None:
+            return run_ranks(rank, 2)
+        return [in_child(lambda: take_steps(data, tmp_path / "run", 1, None, "ddp", *extra))]
+
+    assert all(code != 0 for code in take(first, EndsAt(4)))
+    assert all(code == 0 for code in take(then))
+    require_close(parameters(one), parameters(tmp_path / "run"), 1e-3)
+    found, wanted = weights_of(tmp_path / "run"), weights_of(one)
+    assert found.keys() == wanted.keys()  # averages and moments included
+
+
+class EndsAt(Callback):
+    """The process ends before a step, one step behind a checkpoint."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self._step:
+            os._exit(1)
 
 
 @pytest.mark.parametrize("is_joining", [True, False])

@@ -104,6 +104,7 @@ def train(
     checkpoint: dict[str, Any] | None = None,
     strategy: Any = "ddp",
     closed_loop: dict[str, Any] | None = None,
+    trainer: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Run `fit` on the CPU without any logger but the curve."""
     return fit(
@@ -111,7 +112,7 @@ def train(
         output_dir=output_dir,
         config={"seed": made.seed} if config is None else config,
         make_trainer=lambda **keywords: cpu_trainer(
-            num_ranks=num_ranks, strategy=strategy, **keywords
+            num_ranks=num_ranks, strategy=strategy, **keywords, **(trainer or {})
         ),
         callbacks=[WeightAverage(decay=0.9, every_steps=2), *extra],
         checkpoint={"every_steps": every_steps, "every_minutes": None, **(checkpoint or {})},
@@ -125,7 +126,7 @@ def cpu_trainer(*, num_ranks: int = 1, strategy: Any = "ddp", **keywords: Any) -
     return Trainer(
         accelerator="cpu",
         devices=num_ranks,
-        strategy="auto" if num_ranks == 1 else strategy,
+        strategy="auto" if num_ranks == 1 and strategy == "ddp" else strategy,
         deterministic=True,
         **keywords,
     )
