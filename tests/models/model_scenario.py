@@ -45,6 +45,24 @@ ENCODER = {
 }
 
 
+HYBRIDS = {  # options of families with recurrent layers
+    "qwen3_5_text": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 6,
+    },
+    "bamba": {
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 6,
+    },
+}
+
+
 class Frames:
     """A frame source over a dictionary."""
 
@@ -165,7 +183,7 @@ def small(
     is_tied: bool = False,
 ) -> tuple[Assembled, ModelConfig]:
     """A two-layer model over `space` with weights large enough to matter."""
-    options = {
+    options: dict[str, object] = {
         "hidden_size": 32,
         "intermediate_size": 48,
         "num_hidden_layers": 2,
@@ -175,7 +193,10 @@ def small(
         "max_position_embeddings": 512,
         "initializer_range": 0.2,
         "tie_word_embeddings": is_tied,
+        **HYBRIDS.get(family, {}),
     }
+    if family == "bamba":
+        del options["head_dim"]
     config = ModelConfig(
         backbone=BackboneConfig(family=family, options=options, seed=1),
         head=head,

@@ -7,6 +7,13 @@
 Token n of a row is at position n, as on a path of the packed training forward. Long additions
 (an instruction, a rewritten context) are read in pieces, which bounds memory.
 
+Recurrent layers cannot forget the end of a row: they go back to a copy of their states
+(`vla_nav.models.hybrid.states`), and what the row holds behind it is read once more, from the
+embeddings that the row keeps for that:
+
+    keep(row, 5)    held  a b c | d e f g      copy at |, keys of a b c stay
+    append(...)           a b c . d e          read again, copied; then what is new
+
 Axes: B rows of a call, N new tokens of a row, E hidden size, F frames, P tokens of a frame.
 """
 
@@ -20,6 +27,7 @@ import torch
 from torch import Tensor
 
 from vla_nav.models.cache import SlotCache
+from vla_nav.models.hybrid.states import SlotStates
 from vla_nav.models.vla import VLA
 
 _PREFILL_TOKENS = 512  # new tokens of one row per forward call: bounds memory on a long addition
@@ -39,6 +47,10 @@ class IncrementalModel:
     def __init__(self, model: VLA) -> None:
         self.model = model
         self._cache = SlotCache(model.backbone.num_layers)
+        is_hybrid = model.backbone.num_recurrent > 0
+        self._states = SlotStates() if is_hybrid else None
+        self._embedded: dict[int, list[Tensor]] = {}  # by row, (n, E) each; of hybrids
+        self._again: dict[int, Tensor] = {}  # by row, what is to be read once more
 
     @property
     def device(self) -> torch.device:
@@ -48,20 +60,32 @@ class IncrementalModel:
     def clear(self, row: int) -> None:
         """Forget all that a row holds; a row of any number may be new."""
         self._cache.clear(row)
+        if self._states is not None:
+            self._states.clear(row)
+            self._embedded[row] = []
+            self._again.pop(row, None)
 
     def keep(self, row: int, num_tokens: int) -> None:
         """Forget what a row holds behind its first `num_tokens` tokens."""
-        self._cache.keep(row, num_tokens)
+        if self._states is None or num_tokens == self.length(row):
+            self._cache.keep(row, num_tokens)
+            return
+        held = torch.cat(self._embedded[row])
+        kept = self._states.back_to(row, num_tokens)
+        self._cache.keep(row, kept)
+        self._embedded[row] = [held[:kept]]
+        self._again[row] = held[kept:num_tokens]
 
     def length(self, row: int) -> int:
         """Tokens that a row holds."""
-        return int(self._cache.length[row])
+        return int(self._cache.length[row]) + len(self._again.get(row, ()))
 
     def append(self, rows: Sequence[int], new: Sequence[NewTokens], features: Tensor) -> Tensor:
         """Hidden (B, E) after each row's last new token; every row has at least one.
 
         features (F, P, D_v): what the vision tokens show.
         """
+        self._read_again(rows)
         counts = np.array([len(tokens.token_ids) for tokens in new])
         joined = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*new, strict=True))
         embedded = self.model.embed(
@@ -77,6 +101,7 @@ class IncrementalModel:
             )  # (rows with tokens left, N, E)
             ends = np.flatnonzero((counts[part] - begin) <= _PREFILL_TOKENS)
             last[part[ends]] = hidden[ends, now[part][ends] - 1]
+        self._copy(rows)
         return last
 
     def append_own(self, rows: Sequence[int], active: np.ndarray, own_ids: np.ndarray) -> Tensor:
@@ -95,6 +120,25 @@ class IncrementalModel:
         )
         return hidden[torch.from_numpy(np.flatnonzero(counts)), 0]
 
+    def _read_again(self, rows: Sequence[int]) -> None:
+        """What `rows` kept behind the copies that they went back to, which are then newer."""
+        some = [row for row in rows if len(self._again.get(row, ()))]
+        if not some:
+            return
+        embedded = [self._again.pop(row) for row in some]
+        counts = np.array([len(tokens) for tokens in embedded])
+        joined, first = torch.cat(embedded), np.cumsum(counts) - counts
+        for begin in range(0, int(counts.max()), _PREFILL_TOKENS):
+            now = np.clip(counts - begin, 0, _PREFILL_TOKENS)
+            part = np.flatnonzero(now)
+            left = [some[b] for b in part.tolist()]
+            self._forward(left, now[part], joined, first[part] + begin)
+        self._copy(some)
+
+    def _copy(self, rows: Sequence[int]) -> None:
+        if self._states is not None:
+            self._states.copy(rows, [int(self._cache.length[row]) for row in rows])
+
     def _forward(
         self, rows: list[int], counts: np.ndarray, embedded: Tensor, first: np.ndarray
     ) -> Tensor:
@@ -106,6 +150,12 @@ class IncrementalModel:
         places = starts[:, None] + np.minimum(offsets, np.maximum(counts[:, None] - 1, 0))
         batch = embedded[torch.from_numpy(source).to(self.device)]  # (B, N, E)
         positions = torch.from_numpy(places).to(self.device)
-        hidden = self.model.decode(batch, positions, self._cache.attend(rows, counts))
+        recur = None
+        if self._states is not None:
+            recur = self._states.route(rows, counts)
+            for row, begin, count in zip(rows, first.tolist(), counts.tolist(), strict=True):
+                self._embedded[row].append(embedded[begin : begin + count])
+        attend = self._cache.attend(rows, counts)
+        hidden = self.model.decode(batch, positions, attend, recur)
         self._cache.commit(rows, counts)
         return hidden
