@@ -164,7 +164,10 @@ class Backbone(nn.Module):
         options = {
             key: value
             for key, value in self.model.config.to_diff_dict().items()
-            if key not in _NO_ARCHITECTURE and not key.startswith("_") and hasattr(known, key)
+            if key not in _NO_ARCHITECTURE
+            and not key.startswith("_")
+            and hasattr(known, key)
+            and not _is_same_pair(value, getattr(known, key))
         }
         family = self.model.config.model_type
         return {"source": "config", "family": family, "options": options, "norms": self.norms}
@@ -189,6 +192,11 @@ def build_backbone(config: BackboneConfig, *, num_text: int) -> Backbone:
         fuse_norms(backbone.model)
     backbone.norms = config.norms
     if config.compile:
+        if backbone.num_recurrent:
+            raise UserError(
+                f"models.backbone.compile={config.compile}: {backbone.model.config.model_type} has "
+                "recurrent layers, which are not compiled; set models.backbone.compile=false"
+            )
         from vla_nav.models.layers import compile_layers
 
         compile_layers(backbone.model, is_joined=config.compile == "joined")
@@ -305,6 +313,12 @@ def _from_files(config: BackboneConfig, num_text: int) -> Backbone:
     check_architecture(causal.config)
     is_tied = bool(causal.config.tie_word_embeddings)
     return Backbone(causal.model, None if is_tied else causal.lm_head)
+
+
+def _is_same_pair(value: Any, default: Any) -> bool:
+    """Whether both are one sequence, as a list or a tuple; transformers' diff tells them apart."""
+    kinds = (list, tuple)
+    return isinstance(value, kinds) and isinstance(default, kinds) and [*value] == [*default]
 
 
 def _bound_attention(

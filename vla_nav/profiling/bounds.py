@@ -1,7 +1,8 @@
 """How much faster than flat a tree step can be, and how much of a device a step uses.
 
     token bound   tokens of the flat paths / tokens of the trees
-    FLOP bound    (6 linear tokens + 12 pairs H D L + 6 head predictors + vision), flat over tree
+    FLOP bound    ((6 linear + recurrent) tokens + 12 pairs H D L + 6 head predictors + vision),
+                  flat over tree
     MFU           floating-point operations of a step / its time / the device's peak
 
 Operations of a step are those of forward and backward once, without recomputation, of live pairs
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from vla_nav.models.hybrid import recurrent_flops
 from vla_nav.models.vla import VLA
 from vla_nav.profiling.timing import alternate
 from vla_nav.tree import FlopModel, PrefixTree, total_stats, tree_stats
@@ -77,10 +79,11 @@ def flop_model(model: VLA, *, frame_flops: float = 0.0) -> FlopModel:
     return FlopModel(
         linear_parameters=linear,
         head_parameters=model.num_outputs * model.backbone.hidden_size,
-        num_layers=model.backbone.num_layers,
+        num_layers=model.backbone.num_layers - model.backbone.num_recurrent,
         num_heads=shape.num_heads,
         head_dim=shape.head_dim,
         frame_flops=frame_flops,
+        recurrent_flops=recurrent_flops(model.backbone.model),
     )
 
 

@@ -162,7 +162,7 @@ def predict(
         VISION: model.frame_flops * trees.num_tree_frames,
         PROJECTOR: 6.0 * projector_parameters * found.num_vision_tokens,
         ATTENTION: 12.0 * trees.num_tree_pairs * width,
-        REST: 6.0 * model.linear_parameters * trees.num_tree_tokens,
+        REST: (6.0 * model.linear_parameters + model.recurrent_flops) * trees.num_tree_tokens,
         HEAD: 6.0 * model.head_parameters * trees.num_tree_predictors,
     }
     flops = {

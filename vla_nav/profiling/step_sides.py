@@ -23,6 +23,7 @@ from torch import Tensor
 from vla_nav.attention.types import Backend
 from vla_nav.losses import Predictions, weighted_cross_entropy
 from vla_nav.models.backbone import Attend
+from vla_nav.models.hybrid import TreeRouting
 from vla_nav.models.vla import VLA
 from vla_nav.profiling.flat import FlatPack
 from vla_nav.tree import PackedTree
@@ -110,7 +111,12 @@ class StepSides:
                 features,
                 vision_index=packed.vision_index,
             )
-            hidden = self.model.decode(embeddings[None], packed.position_ids[None], attend)[0]
+            hidden = self.model.decode(
+                embeddings[None],
+                packed.position_ids[None],
+                attend,
+                TreeRouting(packed.heavy_paths),
+            )[0]
             found = Predictions(
                 hidden.index_select(0, packed.predictor_index),
                 self.model.head_weights(),

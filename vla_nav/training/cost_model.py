@@ -74,11 +74,11 @@ class CostModel:
     def from_flops(cls, flops: FlopModel) -> CostModel:
         """FLOPs of a step; a token that is computed again costs one more forward."""
         return cls(
-            per_token=6.0 * flops.linear_parameters,
+            per_token=6.0 * flops.linear_parameters + flops.recurrent_flops,
             per_pair=12.0 * flops.num_layers * flops.num_heads * flops.head_dim,
             per_predictor=6.0 * flops.head_parameters,
             per_frame=flops.frame_flops,
-            per_recomputed_token=2.0 * flops.linear_parameters,
+            per_recomputed_token=2.0 * flops.linear_parameters + flops.recurrent_flops / 3,
             source="FLOPs",
         )
 

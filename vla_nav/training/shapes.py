@@ -16,6 +16,7 @@ from torch import nn
 from vla_nav.errors import UserError
 from vla_nav.models.assembly import ModelConfig
 from vla_nav.models.backbone import Backbone, build_backbone
+from vla_nav.models.hybrid import recurrent_flops
 from vla_nav.models.tokenizer import locate
 from vla_nav.models.vocabulary import Vocabulary
 from vla_nav.tree import FlopModel
@@ -78,10 +79,11 @@ def flop_model(
     made = FlopModel(
         linear_parameters=linear,
         head_parameters=outputs * config.hidden_size,
-        num_layers=config.num_hidden_layers,
+        num_layers=backbone.num_layers - backbone.num_recurrent,
         num_heads=backbone.attention_shape.num_heads,
         head_dim=backbone.attention_shape.head_dim,
         frame_flops=frame_flops,
+        recurrent_flops=recurrent_flops(backbone.model),
     )
     return made, sum(value.numel() for value in backbone.parameters())
 

@@ -2,11 +2,13 @@
 
     N_flat = sum of path lengths      N_tree = tokens of the tree      POR = 1 - N_tree / N_flat
     pairs flat = sum over paths of n(n+1)/2      pairs tree = sum over tree tokens of (depth + 1)
-    FLOPs = 6 * linear * tokens + 12 * pairs * H * D * L + 6 * head * predictors (+ vision)
+    FLOPs = (6 * linear + recurrent) * tokens + 12 * pairs * H * D * L + 6 * head * predictors
+            (+ vision)
 
 A forward-backward step; `linear` and `head` are parameters of the backbone's matrices and of the
-LM head. The FLOP bound is lower than the token bound: a chain of S equal steps gives (S+1)/2 on
-tokens and about S/3 on pairs.
+LM head; L counts attention layers, `recurrent` is what a token costs in all recurrent ones. The
+FLOP bound is lower than the token bound: a chain of S equal steps gives (S+1)/2 on tokens and about
+S/3 on pairs.
 """
 
 from __future__ import annotations
@@ -53,8 +55,9 @@ class TreeStats:
 
 @dataclass(frozen=True, slots=True)
 class FlopModel:
-    """What a model costs: parameters in matrices, attention shape, FLOPs of encoding one frame
-    (forward and backward; 0 where features are cached)."""
+    """What a model costs: parameters in matrices, attention shape (num_layers: those of attention),
+    FLOPs of encoding one frame (0 where features are cached) and of one token in the recurrences of
+    all layers, both forward and backward."""
 
     linear_parameters: int
     head_parameters: int
@@ -62,12 +65,13 @@ class FlopModel:
     num_heads: int
     head_dim: int
     frame_flops: float = 0.0
+    recurrent_flops: float = 0.0
 
     def flops(self, *, tokens: int, pairs: int, predictors: int, frames: int) -> float:
         """Forward plus backward."""
         width = self.num_heads * self.head_dim * self.num_layers
         return (
-            6.0 * self.linear_parameters * tokens
+            (6.0 * self.linear_parameters + self.recurrent_flops) * tokens
             + 12.0 * pairs * width
             + 6.0 * self.head_parameters * predictors
             + self.frame_flops * frames

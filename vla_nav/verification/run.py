@@ -29,6 +29,7 @@ from vla_nav.tree import pack, tree_stats
 from vla_nav.verification.equivalence import (
     FLOAT64_NORMS,
     STOCK,
+    STOCK_HYBRID,
     Bounds,
     check_equivalence,
     trees_of,
@@ -36,7 +37,7 @@ from vla_nav.verification.equivalence import (
 from vla_nav.verification.float64_norms import float64_norms
 from vla_nav.verification.full_size import check_full_size, describe_model, full_model, versions
 from vla_nav.verification.leakage import check_leakage
-from vla_nav.verification.oracle import Sample
+from vla_nav.verification.oracle import FlatForward, Sample
 from vla_nav.verification.progress import Paced, Progress
 from vla_nav.verification.recipe import VerifyRecipe, VerifySettings
 from vla_nav.verification.report import Finding, as_values, largest, num_violated
@@ -51,7 +52,12 @@ from vla_nav.verification.shrink import compact_text, shrink
 from vla_nav.verification.splits import check_accumulation, check_partitions
 from vla_nav.verification.supervision import check_supervision
 from vla_nav.verification.trained_weights import encoder_of, give_weights, require_body
-from vla_nav.verification.vla_forwards import flat_copy, flat_forward, packed_forward
+from vla_nav.verification.vla_forwards import (
+    defined_forward,
+    flat_copy,
+    flat_forward,
+    packed_forward,
+)
 from vla_nav.vision.encoder import TimmEncoder
 
 __all__ = ["Verified", "VerifyRecipe", "VerifySettings", "verify"]
@@ -163,24 +169,31 @@ def _exact(
     exact = float64_norms(model)
     findings = []
 
-    def equal(subject: Any, some: list[Sample], bounds: Bounds, section: str) -> None:
+    def equal(
+        subject: Any, some: list[Sample], bounds: Bounds, section: str, forward: FlatForward
+    ) -> None:
         num_paths = sum(len(sample.paths) for sample in some)
         progress(f"float64: {section}: {num_paths} flat paths")
         rows = check_equivalence(
             subject,
             some,
             packed_forward=packed_forward,
-            flat_forward=_paced(flat_forward, Paced(progress, "flat path", num_paths)),
+            flat_forward=_paced(forward, Paced(progress, "flat path", num_paths)),
             flat_model=flat_copy(subject),
             normalisation=normalisation,
             bounds=bounds,
         )
         findings.extend(_in(section, rows))
 
-    equal(exact, episodes, FLOAT64_NORMS, "tree against flat paths, norms in float64")
+    is_hybrid = model.backbone.num_recurrent > 0
+    how = "norms and recurrences" if is_hybrid else "norms"
+    section = f"tree against flat paths, {how} in float64"
+    equal(exact, episodes, FLOAT64_NORMS, section, defined_forward)
     if random:
-        equal(exact, random, FLOAT64_NORMS, "random trees against flat paths, norms in float64")
-    equal(model, both, STOCK, "all of them, unmodified backbone (its norms compute in float32)")
+        section = f"random trees against flat paths, {how} in float64"
+        equal(exact, random, FLOAT64_NORMS, section, defined_forward)
+    section = f"all of them, unmodified backbone (its {how} compute in float32)"
+    equal(model, both, STOCK_HYBRID if is_hybrid else STOCK, section, flat_forward)
     if settings.max_parts:
         progress(f"float64: up to {settings.max_parts} partitions, two modes")
         rows = check_partitions(

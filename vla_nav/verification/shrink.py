@@ -24,6 +24,7 @@ from vla_nav.models.tokenizer import locate
 from vla_nav.models.vla import VLA
 from vla_nav.tree.types import Path, Segment, Trunk
 from vla_nav.verification.oracle import Sample
+from vla_nav.verification.shrink_recurrent import recurrent_cuts
 
 
 class Shrunk(NamedTuple):
@@ -37,8 +38,9 @@ def shrink(config: ModelConfig, *, max_layers: int | None, max_width: int | None
     """`config` with at most so many layers and so large a hidden size; None: no limit."""
     backbone = config.backbone
     architecture = _architecture(backbone)
-    shape = _shape(architecture)
-    cut: dict[str, int] = {}
+    known = _config(architecture)
+    shape = _shape(known)
+    cut: dict[str, Any] = {}
     if max_layers is not None and shape["num_hidden_layers"] > max_layers:
         cut["num_hidden_layers"] = max_layers
     if max_width is not None and shape["hidden_size"] > max_width:
@@ -48,11 +50,23 @@ def shrink(config: ModelConfig, *, max_layers: int | None, max_width: int | None
     changes = [
         f"{name} {shape[name]} -> {value}" for name, value in cut.items() if value != shape[name]
     ]
+    sizes = {**shape, **cut}
+    recurrent = recurrent_cuts(
+        known, num_layers=sizes["num_hidden_layers"], hidden_size=sizes["hidden_size"]
+    )
+    changes += [
+        f"{name} {getattr(known, name)} -> {value}"
+        for name, value in recurrent.items()
+        if name != "layer_types" and value != getattr(known, name)
+    ]
     if backbone.source != "config":
         changes.append(f"weights of {backbone.source} -> random")
     options = {**architecture.options, **cut}
     options.pop("layer_types", None)
     options.pop("max_window_layers", None)
+    options |= recurrent
+    if not hasattr(known, "head_dim"):
+        options.pop("head_dim", None)
     path = config.tokenizer_path
     if path is None and config.tokenizer == backbone.source:
         path = backbone.path
@@ -146,11 +160,15 @@ def _architecture(backbone: BackboneConfig) -> BackboneConfig:
     return replace(backbone, **{**described, "norms": backbone.norms, "path": None})
 
 
-def _shape(architecture: BackboneConfig) -> dict[str, int]:
-    """Sizes that can be cut, with the family's defaults where the options leave them out."""
+def _config(architecture: BackboneConfig) -> Any:
+    """Its transformers config, with the family's defaults where the options leave them out."""
     from transformers import AutoConfig
 
-    config = AutoConfig.for_model(architecture.family, **architecture.options)
+    return AutoConfig.for_model(architecture.family, **architecture.options)
+
+
+def _shape(config: Any) -> dict[str, int]:
+    """Sizes that can be cut."""
     heads = int(config.num_attention_heads)
     return {
         "num_hidden_layers": int(config.num_hidden_layers),

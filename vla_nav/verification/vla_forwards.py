@@ -1,7 +1,10 @@
 """The forwards of a VLA that are compared: packed as in training, and flat as the definition.
 
     packed   model(packed, features, plan)
-    flat     embeddings of one path -> transformers' own causal attention -> head at every token
+    flat     embeddings of one path -> transformers' own causal attention (and recurrences) -> head
+             at every token
+    defined  the same with recurrences token by token in the model's dtype (transformers' kernels
+             compute in float32); for decoders of attention alone the same as flat
 
 Both share the model's embedding and head (what is proven is the packing), and nothing else. A flat
 path encodes its own frames alone, as it would if it were trained by itself.
@@ -21,6 +24,7 @@ from torch import Tensor
 
 from vla_nav.attention import backend
 from vla_nav.models.backbone import ATTENTION_NAME
+from vla_nav.models.hybrid import SequenceRouting
 from vla_nav.models.vla import VLA
 from vla_nav.tree.packing import PackedTree
 from vla_nav.tree.types import PathTokens
@@ -37,6 +41,12 @@ def flat_forward(model: VLA, path: PathTokens, frames: Tensor) -> Tensor:
     """Logits (n, V) of one path; `model` comes from `flat_copy`."""
     (embeddings,) = path_embeddings(model, [path], frames)
     return model.logits(causal_hidden(model, embeddings[None])[0])
+
+
+def defined_forward(model: VLA, path: PathTokens, frames: Tensor) -> Tensor:
+    """Logits (n, V) of one path, recurrences by their definition; `model` from `flat_copy`."""
+    (embeddings,) = path_embeddings(model, [path], frames)
+    return model.logits(causal_hidden(model, embeddings[None], SequenceRouting())[0])
 
 
 def path_embeddings(model: VLA, paths: Sequence[PathTokens], frames: Tensor) -> list[Tensor]:
@@ -67,13 +77,15 @@ def path_embeddings(model: VLA, paths: Sequence[PathTokens], frames: Tensor) -> 
     ]
 
 
-def causal_hidden(model: VLA, embeddings: Tensor) -> Tensor:
-    """(B, n, E) embeddings through the unmodified backbone: hidden states (B, n, E).
+def causal_hidden(model: VLA, embeddings: Tensor, recur: SequenceRouting | None = None) -> Tensor:
+    """(B, n, E) embeddings through the unmodified backbone: hidden states (B, n, E). recur: what
+    computes its recurrences instead of transformers, where it has any.
 
     Rows shorter than n are padded at their end, which causality hides from their own tokens.
     """
+    routed = {"recur": recur} if recur is not None and model.backbone.num_recurrent else {}
     hidden: Tensor = model.backbone.model(
-        inputs_embeds=embeddings, use_cache=False
+        inputs_embeds=embeddings, use_cache=False, **routed
     ).last_hidden_state
     return hidden
 

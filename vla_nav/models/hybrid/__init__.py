@@ -1,6 +1,6 @@
 """Hybrid backbones on trees: recurrent layers whose states follow the paths of a packed tree."""
 
-from vla_nav.models.hybrid.mixers import adopt_mixers, check_recurrence, mixers_of
+from vla_nav.models.hybrid.mixers import adopt_mixers, check_recurrence, mixers_of, recurrent_flops
 from vla_nav.models.hybrid.routing import Recurrence, SequenceRouting, TreeRouting
 
 __all__ = [
@@ -10,4 +10,5 @@ __all__ = [
     "adopt_mixers",
     "check_recurrence",
     "mixers_of",
+    "recurrent_flops",
 ]

@@ -58,6 +58,10 @@ class Mixer(nn.Module):
         """hidden (B, T, E) -> (B, T, E)."""
         raise NotImplementedError
 
+    def flops(self) -> float:
+        """Floating-point operations of the recurrence and the conv per token, forward."""
+        raise NotImplementedError
+
     def _convolved(self, x: Tensor, recur: Recurrence) -> Tensor:
         """x (B, T, C) through the conv and SiLU."""
         conv: Any = self.conv1d
@@ -90,6 +94,12 @@ class GatedDeltaMixer(Mixer):
         projected: Tensor = this.out_proj(normed.view(*hidden.shape[:2], -1))
         return projected
 
+    def flops(self) -> float:
+        """Three products with the state: what the key holds, what is written, the output."""
+        this: Any = self
+        products = 6.0 * this.num_v_heads * this.head_k_dim * this.head_v_dim
+        return products + 2.0 * this.conv_dim * this.conv_kernel_size
+
 
 class Mamba2Mixer(Mixer):
     """BambaMixer."""
@@ -116,6 +126,12 @@ class Mamba2Mixer(Mixer):
         projected: Tensor = this.out_proj(normed.to(hidden.dtype))
         return projected
 
+    def flops(self) -> float:
+        """Two products with the state: what is written, the output."""
+        this: Any = self
+        products = 4.0 * this.num_heads * this.head_dim * this.ssm_state_size
+        return products + 2.0 * this.conv_dim * this.conv_kernel_size
+
 
 _KINDS = {"Qwen3_5GatedDeltaNet": GatedDeltaMixer, "BambaMixer": Mamba2Mixer}
 _KERNEL_KEYS = ("linear_conv_kernel_dim", "mamba_d_conv")
@@ -133,6 +149,11 @@ def adopt_mixers(model: nn.Module) -> None:
 def mixers_of(model: nn.Module) -> list[Mixer]:
     """The adopted mixers, in the order of the layers."""
     return [module for module in model.modules() if isinstance(module, Mixer)]
+
+
+def recurrent_flops(model: nn.Module) -> float:
+    """Operations of all recurrences of a model per token, forward and backward."""
+    return 3.0 * sum(mixer.flops() for mixer in mixers_of(model))
 
 
 def check_recurrence(config: Any) -> None:
