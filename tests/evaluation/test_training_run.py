@@ -39,7 +39,7 @@ def evaluator(world: Path, *overrides: str) -> TrainingEvaluator:
     words = [
         f"data.path={world}",
         "callbacks=closed_loop",
-        "callbacks.closed_loop.max_primitives=30",
+        "callbacks.closed_loop.max_primitives=16",
     ]
     node = plain(compose_config("train", [*words, *overrides]).callbacks.closed_loop)
     found = evaluated(node, seed=3)
@@ -52,7 +52,7 @@ def lines_of(path: Path) -> list[dict]:
 
 
 def test_rows_and_records_are_those_of_the_evaluate_command(world, tiny_policy, tmp_path):
-    made = evaluator(world, "callbacks.closed_loop.num_episodes=7")
+    made = evaluator(world, "callbacks.closed_loop.num_episodes=5")
     torch.manual_seed(1)
     row = made(tiny_policy, records=tmp_path / "records.jsonl", device=CPU)
     config = evaluate_config(
@@ -62,14 +62,14 @@ def test_rows_and_records_are_those_of_the_evaluate_command(world, tiny_policy, 
         "evaluation.embodiment=checkpoint",
         f"evaluation.decision={load_policy(tiny_policy).decision}",
         "evaluation.rows=[policy]",
-        "evaluation.num_episodes=7",
-        "evaluation.max_primitives=30",
+        "evaluation.num_episodes=5",
+        "evaluation.max_primitives=16",
         "evaluation.deterministic=true",
         "evaluation.further_m=[]",
         "seed=3",
     )
     assert evaluate_from(config) == 0
-    assert (row["n"], row["num_missing"]) == (7, 0)
+    assert (row["n"], row["num_missing"]) == (5, 0)
     (reported,) = read_json(tmp_path / "run" / "report.json")["rows"]
     assert json.loads(json.dumps({**row, "num_missing": 0})) == {**reported, "num_missing": 0}
     records = lines_of(tmp_path / "records.jsonl")
@@ -108,14 +108,14 @@ def test_it_gives_up_when_asked_and_writes_nothing(world, tiny_policy, tmp_path)
 def test_what_does_not_fit_is_refused_before_training(world, override, message):
     with pytest.raises((UserError, FileNotFoundError), match=message):
         evaluator(
-            world, "callbacks.closed_loop.num_episodes=7", f"callbacks.closed_loop.{override}"
+            world, "callbacks.closed_loop.num_episodes=5", f"callbacks.closed_loop.{override}"
         )
 
 
 def test_a_policy_that_cannot_be_played_is_refused(world, tiny_policy):
     body = load_policy(tiny_policy).embodiment
     made = evaluator(
-        world, "callbacks.closed_loop.num_episodes=7", "callbacks.closed_loop.execution=geodesic"
+        world, "callbacks.closed_loop.num_episodes=5", "callbacks.closed_loop.execution=geodesic"
     )
     made.check(body, WaypointSpace(), "full")
     with pytest.raises(UserError, match="actions=discrete name no place"):

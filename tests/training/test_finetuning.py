@@ -129,6 +129,13 @@ def test_adapters_that_cannot_train_are_refused() -> None:
         OptimiserSettings(learning_rates={"backbone": 0}).freeze_in(model)
 
 
+def test_a_refused_run_leaves_its_folder_to_the_next_one(data: Path, tmp_path: Path) -> None:
+    wrong = settings(optimiser=OptimiserSettings(freeze=["backbone.layers.*"]))
+    with pytest.raises(UserError, match="no parameter matches"):
+        train(recipe(data, settings=wrong), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_clipping_in_partitions_is_that_of_the_whole(data: Path, tmp_path: Path) -> None:
     """One step: AdamW's first moment is (1 - beta_1) times the clipped gradient."""
     moments = {}
@@ -185,8 +192,7 @@ def test_lora_trains_adapters_alone_survives_a_kill_and_leaves_a_plain_policy(
     assert not any(is_adapter(name) for name, _ in loaded.model.named_parameters())
 
 
-@pytest.mark.parametrize("tokens", [None, 25])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "tokens"), [("ddp", None), ("fsdp", 25)])
 def test_ranks_tune_as_one_whatever_is_frozen(
     data: Path, tuned: Path, tmp_path: Path, strategy: str, tokens: int | None
 ) -> None:

@@ -93,11 +93,6 @@ class ClosedLoop(Callback):
         self._has_stopped = False
         self._group: Any = None
 
-    def check(self, prompt: PromptBuilder) -> None:
-        """Raise `UserError` before anything is trained where the policy cannot be evaluated."""
-        layout, space = prompt.layout, prompt.action_space
-        self._evaluator.check(prompt.embodiment, space, layout.history)
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make ready to wait, and make up for an evaluation that was given up; a run that was
         stopped early has nothing left to do."""
@@ -215,6 +210,11 @@ class ClosedLoop(Callback):
         if self._best is None:
             return told
         return f"{told}  (best {self._best['sr']:.3f} at step {self._best['step']})"
+
+
+def require_playable(evaluator: Evaluator, prompt: PromptBuilder) -> None:
+    """Raise `UserError` before anything is trained where the policy could not be evaluated."""
+    evaluator.check(prompt.embodiment, prompt.action_space, prompt.layout.history)
 
 
 def _replace(target: Path, source: Path) -> None:

@@ -34,7 +34,7 @@ from vla_nav.models.vla import VLA
 from vla_nav.training.checkpoint_folder import checkpoint_to_resume, read_manifest
 from vla_nav.training.checkpoint_io import CheckpointFolders
 from vla_nav.training.checkpointing import RunCheckpoint
-from vla_nav.training.closed_loop import ClosedLoop
+from vla_nav.training.closed_loop import ClosedLoop, require_playable
 from vla_nav.training.curve import CurveLogger, write_csv
 from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.dry_run import DryRun
@@ -77,6 +77,9 @@ def fit(
     _seed_everything(recipe.seed)
     assembled, data = assembled_data(recipe, RecordedData)
     settings = recipe.settings
+    settings.optimiser.freeze_in(assembled.model)  # refused before there is a folder
+    if closed_loop is not None:
+        require_playable(closed_loop["evaluator"], assembled.prompt)
     folder = RunFolder(
         output_dir,
         config,
@@ -98,7 +101,6 @@ def fit(
     simulated = []
     if closed_loop is not None:
         simulated = [ClosedLoop(folder.path, save.into, ending.is_stopping, **closed_loop)]
-        simulated[0].check(assembled.prompt)
     trainer = make_trainer(
         callbacks=[*rehearsal, *callbacks, *simulated, ending],
         logger=[*loggers, CurveLogger(folder.curve, resumed_step=done_steps)],
