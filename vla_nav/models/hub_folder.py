@@ -30,6 +30,7 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 import xxhash
 from torch import Tensor
 
@@ -170,8 +171,10 @@ def _write_config(folder: Path, model: VLA, *, has_head: bool) -> None:
     from transformers import AutoModelForCausalLM
 
     config = type(model.backbone.model.config).from_dict(model.backbone.model.config.to_dict())
-    causal = AutoModelForCausalLM._model_mapping[type(config)]
-    config.architectures = [causal.__name__ if has_head else type(model.backbone.model).__name__]
+    with torch.device("meta"):
+        causal = AutoModelForCausalLM.from_config(config)
+    written = causal if has_head else model.backbone.model
+    config.architectures = [type(written).__name__]
     config.use_cache = True  # off while training; whoever generates wants it
     config.dtype = next(model.backbone.model.parameters()).dtype
     config.save_pretrained(str(folder))
