@@ -14,13 +14,13 @@ from safetensors import safe_open
 
 from vla_nav.errors import UserError
 from vla_nav.training import checkpoint_folder
+from vla_nav.training.checkpoint_choice import checkpoint_to_resume
 from vla_nav.training.checkpoint_folder import (
     MANIFEST,
     TRAINING,
     WEIGHTS,
     DamagedCheckpointError,
     checkpoint_folders,
-    checkpoint_to_resume,
     read_checkpoint,
     read_manifest,
     step_folder,

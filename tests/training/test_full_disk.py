@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.training.endings import At, line, steps_kept, told
 from tests.training.test_resume import same_curve, same_weights
-from tests.training.test_survive import At, line, steps_kept, told
 from tests.training.tiny import in_child, make_data, recipe, train
 from vla_nav.training.checkpoint_folder import WEIGHTS, checkpoint_folders
 

@@ -16,10 +16,10 @@ from lightning.pytorch import Callback
 
 from tests.training.tiny import in_child, make_data, recipe, settings, train, weights_of
 from vla_nav.errors import UserError
+from vla_nav.training.checkpoint_choice import checkpoint_to_resume
 from vla_nav.training.checkpoint_folder import (
     WEIGHTS,
     checkpoint_folders,
-    checkpoint_to_resume,
     read_checkpoint,
     step_folder,
 )

@@ -9,14 +9,13 @@
 
 A folder is filled beside its place and renamed, so a kill leaves whole checkpoints only. Damage
 that comes later (a disk, a copy that was cut short) shows in the digests, and is never trained
-from: the newest checkpoint is refused and the one before offered. Nothing is unpickled: weights
+from. Nothing is unpickled: weights
 are safetensors, the rest is read by torch's `weights_only` loader.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import re
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from vla_nav.errors import UserError, unknown_name
+from vla_nav.errors import UserError
 from vla_nav.files import (
     atomic_folder,
     file_digest,
@@ -42,7 +41,6 @@ from vla_nav.files import (
 
 FORMAT = 1
 WEIGHTS, TRAINING, MANIFEST = "weights.safetensors", "training.pt", "manifest.json"
-RESUME = ("newest", "newest_whole")
 _SEAL = "xxh3_128"  # of the manifest, in the manifest
 _NAME = re.compile(r"step_(\d{8,})")
 
@@ -180,53 +178,6 @@ def read_checkpoint(folder: str | Path, *, is_verified: bool = False) -> dict[st
         raise DamagedCheckpointError(f"{folder}: cannot be read ({error})") from None
     weights |= {alias: weights[name] for alias, name in manifest.aliases.items()}
     return {**state, "state_dict": {**weights, **state["state_dict"]}}
-
-
-def checkpoint_to_resume(
-    checkpoints: str | Path, resume: str = "newest", *, is_writer: bool = True
-) -> Path | None:
-    """The verified checkpoint that a start continues from, or None where there is none at all.
-
-    resume: newest (a damaged one is refused) | newest_whole (damaged ones are passed over, and
-    kept under another name). is_writer: this process renames them (rank 0).
-    Raises `UserError` when checkpoints are there and the one asked for is damaged.
-    """
-    if resume not in RESUME:
-        raise unknown_name("resume", resume, RESUME)
-    damaged: list[tuple[Path, DamagedCheckpointError]] = []
-    candidates = checkpoint_folders(checkpoints)
-    for folder in candidates:
-        try:
-            verify_checkpoint(folder)
-        except DamagedCheckpointError as error:
-            if resume == "newest":
-                raise UserError(f"{error}; {_remedy(candidates)}") from None
-            damaged.append((folder, error))
-            continue
-        if is_writer:
-            for path, _ in damaged:
-                path.rename(path.with_name(f"damaged_{path.name}.{os.getpid()}"))
-        return folder
-    if damaged:
-        raise UserError(
-            f"{damaged[0][1]}, and so is every older checkpoint; overwrite=true trains from the "
-            "start"
-        )
-    return None
-
-
-def _remedy(candidates: list[Path]) -> str:
-    """What to do about a damaged newest checkpoint."""
-    for folder in candidates[1:]:
-        try:
-            verify_checkpoint(folder)
-        except DamagedCheckpointError:
-            continue
-        return (
-            f"restore it, or continue from {folder.name} with resume=newest_whole, which repeats "
-            f"{step_of(candidates[0]) - step_of(folder)} steps"
-        )
-    return "no older checkpoint is whole: restore it, or train from the start with overwrite=true"
 
 
 def _distinct(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:

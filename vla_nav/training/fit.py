@@ -31,7 +31,8 @@ from vla_nav.errors import UserError
 from vla_nav.models.assembly import Assembled
 from vla_nav.models.checkpoint import save_policy
 from vla_nav.models.vla import VLA
-from vla_nav.training.checkpoint_folder import checkpoint_to_resume, read_manifest
+from vla_nav.training.checkpoint_choice import checkpoint_to_resume
+from vla_nav.training.checkpoint_folder import read_manifest
 from vla_nav.training.checkpoint_io import CheckpointFolders
 from vla_nav.training.checkpointing import RunCheckpoint
 from vla_nav.training.closed_loop import ClosedLoop, require_playable
