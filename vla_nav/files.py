@@ -159,9 +159,9 @@ def locked(file: str | Path, *, what: str) -> Iterator[None]:
         yield
 
 
-def remove_leftovers(folder: str | Path) -> int:
+def remove_leftovers(folder: str | Path, pattern: str = "**/*.tmp-*") -> int:
     """Delete temporary files and folders that a killed writer left in `folder`; return how many."""
-    leftovers = list(Path(folder).rglob("*.tmp-*"))
+    leftovers = list(Path(folder).glob(pattern))
     for path in leftovers:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

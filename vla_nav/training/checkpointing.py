@@ -22,7 +22,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from vla_nav.errors import StoppedError, UserError, require_count
-from vla_nav.files import remove_folder, remove_leftovers
+from vla_nav.files import remove_folder
 from vla_nav.training.checkpoint_folder import checkpoint_folders, step_folder
 from vla_nav.training.checkpoint_random import over_ranks, random_state, set_random_state
 from vla_nav.training.divergence import require_finite
@@ -65,11 +65,6 @@ class RunCheckpoint(Checkpoint):
         self._saved_step = -1
         self._is_due = False
         self._stop: signal.Signals | None = None
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Clear away what a killed writer left."""
-        if trainer.is_global_zero and self.folder.is_dir():
-            remove_leftovers(self.folder)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Listen to signals, and continue this rank's random generators."""

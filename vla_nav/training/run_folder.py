@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_nav.errors import UserError
-from vla_nav.files import locked, read_json, write_json
+from vla_nav.files import locked, read_json, remove_leftovers, write_json
 from vla_nav.training.closed_loop import BEST, FOLDER
 
 # What may differ between the starts of one run: it does not change the weights.
@@ -70,6 +70,7 @@ class RunFolder:
         self._lock = ExitStack()
         if rank == 0:
             self._lock.enter_context(locked(self.path / ".lock", what="`vla-nav train`"))
+            self._clear_leftovers()
         self._record = {"config": dict(config), "data": data}
         if overwrite:
             self._clear()
@@ -121,6 +122,13 @@ class RunFolder:
                     f"asked for is {now.get(key)}; choose another paths.output_dir, or "
                     "overwrite=true"
                 )
+
+    def _clear_leftovers(self) -> None:
+        """Half-written files of a start that was killed; what else lies in the folder stays."""
+        for name in _OWNED:
+            remove_leftovers(self.path, f"{name}.tmp-*")
+            if (self.path / name).is_dir():
+                remove_leftovers(self.path / name, "**/*.tmp-*")
 
     def _clear(self) -> None:
         for name in _OWNED:
