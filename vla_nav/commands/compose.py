@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from vla_nav.tree.layout import Layout
 
 __all__ = [
+    "command_overrides",
     "compose_config",
     "conf_dir",
     "encoder_keywords",
@@ -150,12 +151,17 @@ def instantiate(node: DictConfig, **extra: Any) -> Any:
         ) from error
 
 
+def command_overrides() -> list[str]:
+    """The overrides that this command, or this job of a sweep, was started with."""
+    return list(HydraConfig.get().overrides.task)
+
+
 def same_command(command: str, config: DictConfig) -> list[str]:
     """What Python runs for this command again, in a process of its own: the words behind `python`.
 
     A job of a sweep is a plain run in its folder.
     """
-    words = [text for text in HydraConfig.get().overrides.task if not text.startswith("paths.")]
+    words = [text for text in command_overrides() if not text.startswith("paths.")]
     paths = [f"paths.{key}={_quoted(value)}" for key, value in plain(config.paths).items()]
     return ["-m", "vla_nav.commands.cli", command, *words, *paths]
 

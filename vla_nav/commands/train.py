@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 def main(cfg: DictConfig) -> int:
     from vla_nav.commands.compose import (
+        command_overrides,
         encoder_keywords,
         instantiate,
         plain,
@@ -56,6 +57,7 @@ def main(cfg: DictConfig) -> int:
         closed_loop=None if closed_loop is None else evaluated(plain(closed_loop), seed=cfg.seed),
         overwrite=cfg.overwrite,
         resume=cfg.resume,
+        overrides=command_overrides(),
     )
     if process_rank() == 0:
         print(describe(result))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ from vla_nav.training.lost_processes import of_lost_process
 from vla_nav.training.module import TrainingModule
 from vla_nav.training.parallel_launch import num_to_start
 from vla_nav.training.parallel_shards import whole_state
+from vla_nav.training.provenance import FILE
 from vla_nav.training.recipe import Recipe, assembled_data
 from vla_nav.training.run_folder import RunFolder, process_rank
 from vla_nav.training.schedule import Progress
@@ -63,13 +65,15 @@ def fit(
     closed_loop: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     resume: str = "newest",
+    overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train `recipe` in the folder `output_dir`; return the result (also in result.json).
 
     config: the plain configuration, stored with the run and compared on a second start.
     make_trainer: called with the trainer's remaining keywords. checkpoint: keywords of
     `RunCheckpoint`. closed_loop: those of `ClosedLoop` (evaluator, ...), None for no such
-    evaluation. resume: newest | newest_whole, the checkpoint to continue from. Raises `UserError`
+    evaluation. resume: newest | newest_whole, the checkpoint to continue from. overrides: of the
+    command line, kept in the run's provenance. Raises `UserError`
     for anything in data, configuration or folder that does not fit.
     """
     quiet()
@@ -85,7 +89,7 @@ def fit(
         output_dir,
         config,
         data=data.fingerprint,
-        overwrite=overwrite and process_rank() == 0,
+        overwrite=overwrite,
         rank=process_rank(),
     )
     result = folder.result()
@@ -117,6 +121,8 @@ def fit(
         **_without_requeue(),
     )
     require_launched(trainer)
+    if trainer.is_global_zero:
+        _record_start(folder, overrides, done_steps, trainer.world_size)
     trainer.strategy.checkpoint_io = CheckpointFolders(verified=start)
     device = trainer.strategy.root_device
     require_attention(recipe.attention, assembled.model, device, product_dtype(trainer))
@@ -198,6 +204,19 @@ class _PolicySaver:
                 "steps": trainer.global_step,
             },
             weights=weights,
+        )
+
+
+def _record_start(
+    folder: RunFolder, overrides: Sequence[str], from_step: int, num_ranks: int
+) -> None:
+    """Note this start in the run's folder; say what is otherwise than at the one before."""
+    changed = folder.record_start(overrides=overrides, from_step=from_step, num_ranks=num_ranks)
+    if changed:
+        print(
+            f"{folder.path / FILE}: the run continues from step {from_step} with "
+            f"{'; '.join(changed)}: its numbers may differ from those of an undisturbed run",
+            file=sys.stderr,
         )
 
 

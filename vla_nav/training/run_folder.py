@@ -2,6 +2,7 @@
 
     <paths.output_dir>/
       run.json             configuration and data fingerprint that the weights come from
+      provenance.jsonl     a line per start: overrides, versions, git state, what differed
       checkpoints/         step_<n>/, the newest ones
       policy/              the policy bundle
       policy_best/         the one with the best SR in closed loop; closed_loop/: its episodes
@@ -10,14 +11,18 @@
       .lock                held while a process trains here; a second one is refused
 
 The same command continues a run. A run is never overwritten without being told: a command whose
-configuration or data differ is refused and the first difference is named.
+configuration or data differ is refused and the first difference is named. Rank 0 alone makes,
+clears and writes the folder; with overwrite=true the other ranks wait until it is cleared
+(`.opened`).
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,6 +30,7 @@ from typing import Any
 from vla_nav.errors import UserError
 from vla_nav.files import locked, read_json, remove_leftovers, write_json
 from vla_nav.training.closed_loop import BEST, FOLDER
+from vla_nav.training.provenance import FILE, record_start
 
 # What may differ between the starts of one run: it does not change the weights.
 _FREE = (
@@ -41,6 +47,7 @@ _FREE = (
 )
 _OWNED = (
     "run.json",
+    FILE,
     "result.json",
     "curve.jsonl",
     "curve.csv",
@@ -49,12 +56,24 @@ _OWNED = (
     BEST,
     FOLDER,
 )
+_OPENED = ".opened"  # which launch cleared the folder
+_LAUNCH = (
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_RESTART_COUNT",
+)
+_WAIT_S = 600  # for rank 0, which may read larger data
 
 
 class RunFolder:
     """Opens the folder of a run, or begins it. Raises `UserError` for another run's folder.
 
-    rank: the process's rank; rank 0 holds the folder for as long as this object lives.
+    rank: the process's rank; rank 0 holds the folder for as long as this object lives. overwrite:
+    the same on every rank; what is thrown away is told.
     """
 
     def __init__(
@@ -68,21 +87,24 @@ class RunFolder:
     ) -> None:
         self.path = Path(path)
         self._lock = ExitStack()
+        self._record = {"config": dict(config), "data": data}
+        run_json = self.path / "run.json"
         if rank == 0:
             self._lock.enter_context(locked(self.path / ".lock", what="`vla-nav train`"))
             self._clear_leftovers()
-        self._record = {"config": dict(config), "data": data}
-        if overwrite:
-            self._clear()
-        if (self.path / "run.json").exists():
-            self._require_same(read_json(self.path / "run.json"))
-        elif any((self.path / name).exists() for name in _OWNED):
+            if overwrite:
+                self._clear()
+        elif overwrite:
+            self._await_clearing()
+        if run_json.exists():
+            self._require_same(read_json(run_json))
+        elif rank == 0 and any((self.path / name).exists() for name in _OWNED):
             raise UserError(
                 f"{self.path}: holds a run without run.json; choose another paths.output_dir, or "
                 "overwrite=true"
             )
-        else:
-            write_json(self.path / "run.json", self._record)
+        elif rank == 0:
+            write_json(run_json, self._record)
 
     @property
     def checkpoints(self) -> Path:
@@ -103,6 +125,22 @@ class RunFolder:
         """What a finished run reported, or None."""
         path = self.path / "result.json"
         return read_json(path) if path.exists() else None
+
+    def record_start(
+        self, *, overrides: Sequence[str], from_step: int, num_ranks: int
+    ) -> list[str]:
+        """Add this start to the run's provenance; return what is otherwise than at the last one."""
+        then = dict(_flat(read_json(self.path / "run.json")["config"]))
+        now = dict(_flat(self._record["config"]))
+        changed = {k: now.get(k) for k in now.keys() | then.keys() if now.get(k) != then.get(k)}
+        return record_start(
+            self.path,
+            overrides=[text for text in overrides if not text.startswith("paths.")],
+            from_step=from_step,
+            num_ranks=num_ranks,
+            data=self._record["data"],
+            changed={k: v for k, v in changed.items() if not k.startswith("paths.")},
+        )
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Mark the run as finished."""
@@ -131,12 +169,38 @@ class RunFolder:
                 remove_leftovers(self.path / name, "**/*.tmp-*")
 
     def _clear(self) -> None:
-        for name in _OWNED:
+        (self.path / _OPENED).unlink(missing_ok=True)
+        found = [name for name in _OWNED if (self.path / name).exists()]
+        if found:
+            print(
+                f"{self.path}: overwrite=true throws away the run that was here: "
+                f"{', '.join(found)}",
+                file=sys.stderr,
+            )
+        for name in found:
             path = self.path / name
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+        write_json(self.path / _OPENED, _launch())
+
+    def _await_clearing(self) -> None:
+        """Wait until rank 0 of the same launch has thrown the old run away."""
+        end = time.monotonic() + _WAIT_S
+        path = self.path / _OPENED
+        while not (path.exists() and read_json(path) == _launch()):
+            if time.monotonic() > end:
+                raise UserError(
+                    f"{self.path}: rank 0 has not cleared it within {_WAIT_S} s; put "
+                    "paths.output_dir on a disk that all ranks share"
+                )
+            time.sleep(0.05)
+
+
+def _launch() -> dict[str, str]:
+    """What the processes of one launch have in common, and no other launch has."""
+    return {name: os.environ[name] for name in _LAUNCH if name in os.environ}
 
 
 def _is_free(key: str) -> bool:
