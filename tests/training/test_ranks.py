@@ -22,6 +22,7 @@ from torch import distributed
 
 from tests.training.ranks import as_rank, require_close, run_ranks
 from tests.training.tiny import in_child, make_data, recipe, settings, train, weights_of
+from vla_nav.errors import UserError
 from vla_nav.files import read_json
 from vla_nav.training.curve import read_curve
 from vla_nav.training.gradients import sum_over_ranks
@@ -174,6 +175,19 @@ def test_a_run_continues_on_another_number_of_ranks(
     require_close(parameters(one), parameters(tmp_path / "run"), 1e-3)
     found, wanted = weights_of(tmp_path / "run"), weights_of(one)
     assert found.keys() == wanted.keys()  # averages and moments included
+
+
+def test_other_packs_per_step_are_refused(data: Path, tmp_path: Path) -> None:
+    def take(accumulate: int, *extra: Callback) -> None:
+        made = settings(accumulate=accumulate, budget=Budget(max_steps=6))
+        train(recipe(data, settings=made), tmp_path / "run", extra=extra)
+
+    def refused() -> None:
+        with pytest.raises(UserError, match="took 2 packs a step over all ranks"):
+            take(1)
+
+    assert in_child(lambda: take(2, EndsAt(4))) == 1
+    assert in_child(refused) == 0
 
 
 class EndsAt(Callback):

@@ -195,6 +195,10 @@ class TrainingModule(LightningModule):
         return share
 
     @property
+    def _packs_per_step(self) -> int:
+        return self.settings.accumulate * self.trainer.world_size
+
+    @property
     def num_episodes(self) -> int:
         """Episodes trained on so far, over all ranks and restarts, repeats counted."""
         if self._seen is not None:  # counted where the device is, read when asked for
@@ -207,11 +211,18 @@ class TrainingModule(LightningModule):
         checkpoint["run"] = {
             "elapsed_s": self.progress.stopwatch.elapsed_s,
             "num_episodes": self.num_episodes,
+            "packs_per_step": self._packs_per_step,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take up the clock and the count."""
         run = checkpoint["run"]
+        if run["packs_per_step"] != self._packs_per_step:
+            raise UserError(
+                f"the run took {run['packs_per_step']} packs a step over all ranks, now it is "
+                f"training.accumulate={self.settings.accumulate} on {self.trainer.world_size} "
+                "ranks; set training.accumulate so that their product is the same"
+            )
         self.progress.stopwatch.earlier_s = run["elapsed_s"]
         self._num_episodes = run["num_episodes"]
 

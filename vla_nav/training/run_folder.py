@@ -43,6 +43,11 @@ _FREE = (
     "callbacks.checkpoint",
     "callbacks.closed_loop.num_workers",
     "training.dry_run",
+    # A step takes the same packs however they are divided; their number is in the checkpoint.
+    "training.accumulate",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.strategy",
     "training.verify_frames",
 )
 _OWNED = (
