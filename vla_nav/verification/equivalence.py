@@ -52,6 +52,8 @@ FLOAT64_NORMS = Bounds(logits=1e-12, loss=1e-12, gradients=1e-12, parameters=1e-
 STOCK = Bounds()
 # Recurrences of unmodified hybrids compute in float32 as well, and a parameter that is one number
 # for a whole head (decay, skip) sums gradients of both signs: 3e-7 in logits, up to 2e-6 there.
+# In float64 they are left with 2e-12 where their terms cancel.
+FLOAT64_HYBRID = Bounds(logits=1e-12, loss=1e-12, gradients=1e-9, parameters=1e-8)
 STOCK_HYBRID = Bounds(logits=5e-6, loss=1e-6, gradients=1e-5)
 # float32 weights: the same with roundings of 6e-8 in every operation.
 FLOAT32 = Bounds(logits=1e-5, loss=1e-5, gradients=1e-5, parameters=1e-3)

@@ -27,6 +27,7 @@ from vla_nav.models.vla import VLA
 from vla_nav.training.recorded_split import require_conventions
 from vla_nav.tree import pack, tree_stats
 from vla_nav.verification.equivalence import (
+    FLOAT64_HYBRID,
     FLOAT64_NORMS,
     STOCK,
     STOCK_HYBRID,
@@ -187,21 +188,28 @@ def _exact(
 
     is_hybrid = model.backbone.num_recurrent > 0
     how = "norms and recurrences" if is_hybrid else "norms"
+    in_float64 = FLOAT64_HYBRID if is_hybrid else FLOAT64_NORMS
     section = f"tree against flat paths, {how} in float64"
-    equal(exact, episodes, FLOAT64_NORMS, section, defined_forward)
+    equal(exact, episodes, in_float64, section, defined_forward)
     if random:
         section = f"random trees against flat paths, {how} in float64"
-        equal(exact, random, FLOAT64_NORMS, section, defined_forward)
+        equal(exact, random, in_float64, section, defined_forward)
     section = f"all of them, unmodified backbone (its {how} compute in float32)"
     equal(model, both, STOCK_HYBRID if is_hybrid else STOCK, section, flat_forward)
     if settings.max_parts:
         progress(f"float64: up to {settings.max_parts} partitions, two modes")
         rows = check_partitions(
-            exact, both, normalisation=normalisation, max_parts=settings.max_parts
+            exact,
+            both,
+            normalisation=normalisation,
+            max_parts=settings.max_parts,
+            bounds=in_float64,
         )
         findings += _in("partitions against the whole pack", rows)
     progress("float64: accumulation, leakage probes, labels")
-    findings += _in("accumulation against one pack", check_accumulation(exact, both))
+    findings += _in(
+        "accumulation against one pack", check_accumulation(exact, both, bounds=in_float64)
+    )
     num_passes = 2 + settings.num_probes + len(episodes[0].frames)
     rows = check_leakage(
         model,
