@@ -28,6 +28,7 @@ from vla_nav.training.loader_faults import FaultsAsItems, require_item
 from vla_nav.training.mixed_trees import MixedTrees
 from vla_nav.training.mixture import EpochDraws, Source, require_same_body
 from vla_nav.training.packing import PackOrder, require_fitting
+from vla_nav.training.path_lengths import require_positions
 from vla_nav.training.recorded_split import open_frames, open_recorded, require_conventions
 from vla_nav.training.run_folder import is_first_of_machine
 from vla_nav.training.settings import TrainingSettings
@@ -85,6 +86,12 @@ class RecordedData(LightningDataModule):
     def num_validation(self) -> int:
         """Episodes validated on."""
         return sum(len(self._val.members[index]) for index in self._val_indices)
+
+    def require_positions(self, limit: int) -> str | None:
+        """Hold all trees, those of the validation too, to the positions of the backbone: see
+        `vla_nav.training.path_lengths`."""
+        validated = self._val.parts if isinstance(self._val, MixedTrees) else (self._val,)
+        return require_positions([*dict.fromkeys((*self._train.parts, *validated))], limit)
 
     def text_ids(self) -> set[int]:
         """Rows of the text table that the training episodes use."""

@@ -83,6 +83,7 @@ def fit(
     assembled, data = assembled_data(recipe, RecordedData)
     settings = recipe.settings
     settings.optimiser.freeze_in(assembled.model)  # refused before there is a folder
+    room = data.require_positions(assembled.model.backbone.max_positions)
     if closed_loop is not None:
         require_playable(closed_loop["evaluator"], assembled.prompt)
     folder = RunFolder(
@@ -122,6 +123,8 @@ def fit(
     )
     require_launched(trainer)
     if trainer.is_global_zero:
+        if room is not None:
+            print(room, file=sys.stderr)
         _record_start(folder, overrides, done_steps, trainer.world_size)
     trainer.strategy.checkpoint_io = CheckpointFolders(verified=start)
     device = trainer.strategy.root_device
