@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_nav.errors import UserError, unknown_name
-from vla_nav.models.hybrid import Recurrence, adopt_mixers, check_recurrence
+from vla_nav.models.hybrid import KERNELS, Recurrence, adopt_mixers, check_recurrence
 from vla_nav.models.norms import fuse_norms
 from vla_nav.models.tokenizer import locate
 
@@ -58,7 +58,8 @@ class BackboneConfig:
     true (every layer), or k: every k-th layer. norms: transformers' own, or
     `fused` (norms.py): the same function in one kernel, for GPUs. compile: false, or `layers`
     (layers.py): training runs every layer as two compiled halves around attention; `joined`: with
-    one matrix product for q, k and v (a copy of their weights is kept).
+    one matrix product for q, k and v (a copy of their weights is kept). kernels, of recurrent
+    layers: `fla` (flash-linear-attention, for GPUs), `torch`, or `auto`: by device.
     """
 
     source: str = "config"
@@ -69,6 +70,7 @@ class BackboneConfig:
     gradient_checkpointing: bool | int = False
     norms: str = "transformers"
     compile: str | bool = False
+    kernels: str = "auto"
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -77,6 +79,8 @@ class BackboneConfig:
             raise unknown_name("models.backbone.family", self.family, FAMILIES)
         if self.norms not in NORMS:
             raise unknown_name("models.backbone.norms", self.norms, NORMS)
+        if self.kernels not in KERNELS:
+            raise unknown_name("models.backbone.kernels", self.kernels, KERNELS)
         if self.compile not in COMPILE:
             given, allowed = str(self.compile).lower(), (str(name).lower() for name in COMPILE)
             raise unknown_name("models.backbone.compile", given, allowed)
@@ -116,6 +120,7 @@ class Backbone(nn.Module):
         self.model = model
         self.text_head = text_head
         self.norms = "transformers"
+        self.kernels = "auto"
         self.hidden_size: int = model.config.hidden_size
         self.num_layers: int = model.config.num_hidden_layers
         kinds = getattr(model.config, "layer_types", None) or ()
@@ -170,7 +175,8 @@ class Backbone(nn.Module):
             and not _is_same_pair(value, getattr(known, key))
         }
         family = self.model.config.model_type
-        return {"source": "config", "family": family, "options": options, "norms": self.norms}
+        found = {"source": "config", "family": family, "options": options, "norms": self.norms}
+        return found | ({"kernels": self.kernels} if self.num_recurrent else {})
 
 
 def build_backbone(config: BackboneConfig, *, num_text: int) -> Backbone:
@@ -187,7 +193,8 @@ def build_backbone(config: BackboneConfig, *, num_text: int) -> Backbone:
             f"models.backbone: its text table has {backbone.text_embedding.num_embeddings} rows, "
             f"the tokenizer {num_text} ids; choose the tokenizer that belongs to the model"
         )
-    adopt_mixers(backbone.model)
+    adopt_mixers(backbone.model, config.kernels)
+    backbone.kernels = config.kernels
     if config.norms == "fused":
         fuse_norms(backbone.model)
     backbone.norms = config.norms

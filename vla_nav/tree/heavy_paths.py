@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from vla_nav.tree.run_table import RunTable, run_table
 from vla_nav.tree.types import Int32Array, IntArray
 
 MAX_KERNEL = 4  # tokens that a window holds: the longest causal conv
@@ -88,7 +89,7 @@ class HeavyPaths:
     window (W, MAX_KERNEL) int64: what each sees, oldest first, itself last: rows of
     [gateway rows | own rows], -1 = before the path begins. num_tokens: own rows in runs; behind
     them is padding. exported (S,) int64: which of all rounds' branch states, one round behind the
-    other, other partitions read. runs: the same in numpy, for who cuts chunks in another way.
+    other, other partitions read. runs: the same in numpy. table: the same for fused kernels.
     """
 
     rounds: tuple[Round, ...]
@@ -97,6 +98,7 @@ class HeavyPaths:
     exported: torch.Tensor
     num_tokens: int
     runs: Runs
+    table: RunTable
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> HeavyPaths:
         """The same on `device`."""
@@ -110,6 +112,7 @@ class HeavyPaths:
         return replace(
             self,
             rounds=tuple(replace(item, **_tensors(item, function)) for item in self.rounds),
+            table=replace(self.table, **_tensors(self.table, function)),
             **_tensors(self, function),
         )
 
@@ -224,6 +227,17 @@ def heavy_paths(
         torch.from_numpy(exported),
         num_tokens,
         runs,
+        run_table(
+            chunk_start=chunk_start,
+            num_tokens=num_tokens,
+            run_start=runs.start,
+            parent=runs.parent,
+            round_of_run=runs.round,
+            branches=branches,
+            gateway_states=gateway_states,
+            exported_states=exported_states,
+            num_prefix=num_prefix,
+        ),
     )
 
 

@@ -23,6 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vla_nav.tree.run_table import RunTable
+
 
 class Chunks(NamedTuple):
     """Chunks without their states: queries, keys (N, H, c, Dk); values (N, H, c, Dv); scores
@@ -36,18 +38,23 @@ class Chunks(NamedTuple):
     reads: Tensor | None
 
 
+FusedScan = Callable[[Sequence[Tensor], Tensor, RunTable], tuple[Tensor, Tensor]]
+
+
 class Rule(NamedTuple):
     """One kind of recurrence over inputs of shape (..., tokens, heads, ...).
 
     by_token(inputs, state) -> (out (B, T, H, Dv), state (B, H, Dk, Dv)): the definition, one token
     after the other. prepare(inputs, is_token (N, c)) -> Chunks of inputs (N, c, ...).
-    state_shape(inputs) -> (H, Dk, Dv).
+    state_shape(inputs) -> (H, Dk, Dv). fused(inputs (T, ...), initial states (1 + G, H, Dk, Dv),
+    table) -> (out (T, H, Dv), branch states): a whole pack by kernels of a GPU, None = without.
     """
 
     name: str
     by_token: Callable[[Sequence[Tensor], Tensor], tuple[Tensor, Tensor]]
     prepare: Callable[[Sequence[Tensor], Tensor], Chunks]
     state_shape: Callable[[Sequence[Tensor]], tuple[int, int, int]]
+    fused: FusedScan | None = None
 
 
 def wide(x: Tensor) -> Tensor:

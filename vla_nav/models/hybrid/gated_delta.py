@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from vla_nav.models.hybrid import fused
 from vla_nav.models.hybrid.chunks import Chunks, Rule, decays_within, wide
 
 _EPSILON = 1e-6  # of the length of queries and keys
@@ -80,4 +81,4 @@ def _unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPSILON)
 
 
-GATED_DELTA = Rule("gated delta rule", by_token, prepare, state_shape)
+GATED_DELTA = Rule("gated delta rule", by_token, prepare, state_shape, fused.gated_delta)

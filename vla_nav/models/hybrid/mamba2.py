@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from vla_nav.models.hybrid import fused
 from vla_nav.models.hybrid.chunks import Chunks, Rule, decays_within, wide
 
 
@@ -65,4 +66,4 @@ def _heads(inputs: Sequence[Tensor]) -> list[Tensor]:
     return [query, key, value, decay]
 
 
-MAMBA2 = Rule("Mamba-2", by_token, prepare, state_shape)
+MAMBA2 = Rule("Mamba-2", by_token, prepare, state_shape, fused.mamba2)

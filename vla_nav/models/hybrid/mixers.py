@@ -14,7 +14,7 @@ Axis legend: B rows, T tokens, E hidden size, H value heads, Hk key heads, G gro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vla_nav.errors import UserError
-from vla_nav.models.hybrid.chunks import wide
+from vla_nav.models.hybrid.chunks import Rule, wide
+from vla_nav.models.hybrid.fused import uses_fused
 from vla_nav.models.hybrid.gated_delta import GATED_DELTA
 from vla_nav.models.hybrid.mamba2 import MAMBA2
 from vla_nav.models.hybrid.routing import Recurrence
@@ -39,6 +40,7 @@ class Mixer(nn.Module):
         super().__init__()
         self.__dict__.update(stock.__dict__)  # parameters, children and sizes
         self._stock_forward: Callable[..., Tensor] = type(stock).forward
+        self.kernels = "auto"
 
     def forward(
         self, hidden_states: Tensor, recur: Recurrence | None = None, **kwargs: Any
@@ -61,6 +63,12 @@ class Mixer(nn.Module):
     def flops(self) -> float:
         """Floating-point operations of the recurrence and the conv per token, forward."""
         raise NotImplementedError
+
+    def _scanned(self, rule: Rule, inputs: Sequence[Tensor], recur: Recurrence) -> Tensor:
+        """The rule's inputs through the recurrence, by fused kernels where these are to run."""
+        if not uses_fused(self.kernels, inputs[0].device.type, inputs[0].dtype):
+            rule = rule._replace(fused=None)
+        return recur.scan(rule, inputs, self.layer_idx)
 
     def _convolved(self, x: Tensor, recur: Recurrence) -> Tensor:
         """x (B, T, C) through the conv and SiLU."""
@@ -89,7 +97,7 @@ class GatedDeltaMixer(Mixer):
                 decay,
                 b.sigmoid(),
             )
-            out = recur.scan(GATED_DELTA, inputs, self.layer_idx).to(mixed.dtype)  # (B, T, H, Dv)
+            out = self._scanned(GATED_DELTA, inputs, recur).to(mixed.dtype)  # (B, T, H, Dv)
         normed = this.norm(out.flatten(0, 2), z.flatten(0, 2))
         projected: Tensor = this.out_proj(normed.view(*hidden.shape[:2], -1))
         return projected
@@ -121,7 +129,7 @@ class Mamba2Mixer(Mixer):
                 x * step[..., None],
                 -wide(this.A_log).exp() * step,
             )
-            out = recur.scan(MAMBA2, inputs, self.layer_idx) + this.D[:, None] * x
+            out = self._scanned(MAMBA2, inputs, recur) + this.D[:, None] * x
             normed = this.norm(out.flatten(2), gate)
         projected: Tensor = this.out_proj(normed.to(hidden.dtype))
         return projected
@@ -137,13 +145,16 @@ _KINDS = {"Qwen3_5GatedDeltaNet": GatedDeltaMixer, "BambaMixer": Mamba2Mixer}
 _KERNEL_KEYS = ("linear_conv_kernel_dim", "mamba_d_conv")
 
 
-def adopt_mixers(model: nn.Module) -> None:
-    """Replace the recurrent mixers of a transformers model, in place."""
+def adopt_mixers(model: nn.Module, kernels: str = "auto") -> None:
+    """Replace the recurrent mixers of a transformers model, in place. kernels: `auto`, `fla` or
+    `torch` (fused.py)."""
     for layer in model.layers:  # type: ignore[union-attr]
         for name, child in list(layer.named_children()):
             kind = _KINDS.get(type(child).__name__)
             if kind is not None:
-                setattr(layer, name, kind(child))
+                mixer = kind(child)
+                mixer.kernels = kernels
+                setattr(layer, name, mixer)
 
 
 def mixers_of(model: nn.Module) -> list[Mixer]:

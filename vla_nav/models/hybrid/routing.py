@@ -24,9 +24,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vla_nav.models.hybrid.carry import Carry
-from vla_nav.models.hybrid.chunks import Rule, pass_states, zero_states
+from vla_nav.models.hybrid.chunks import FusedScan, Rule, pass_states, zero_states
 from vla_nav.models.hybrid.conv import causal_conv, path_conv
 from vla_nav.tree.heavy_paths import HeavyPaths, Round
 
@@ -39,7 +40,8 @@ class Recurrence(Protocol):
         ...
 
     def scan(self, rule: Rule, inputs: Sequence[Tensor], layer: int) -> Tensor:
-        """The rule's inputs (B, T, ...) -> out (B, T, H, Dv), in float32 at least."""
+        """The rule's inputs (B, T, ...) -> out (B, T, H, Dv), in float32 at least; fused kernels
+        give it in the dtype of the first input."""
         ...
 
 
@@ -70,6 +72,8 @@ class TreeRouting:
         if self._carry is not None:
             states = self._carry.states_before(states, layer)
         num_rows = len(flat[0])
+        if rule.fused is not None:
+            return self._fused(rule.fused, flat, states, layer)[None]
         outs, places, branches = [], [], []
         for item in self._paths.rounds:
             index, is_token = chunk_rows(item, num_rows)
@@ -85,6 +89,16 @@ class TreeRouting:
         if self._carry is not None:
             whole = self._carry.export(whole, torch.cat(branches)[self._paths.exported], layer)
         return whole[None]
+
+    def _fused(self, scan: FusedScan, flat: Sequence[Tensor], states: Tensor, layer: int) -> Tensor:
+        """(T, H, Dv) by kernels, in their dtype; zeros for padding."""
+        num_tokens, table = self._paths.num_tokens, self._paths.table
+        out, branches = scan([x[:num_tokens] for x in flat], states, table)
+        padding = len(flat[0]) - num_tokens
+        out = F.pad(out, (0, 0, 0, 0, 0, padding)) if padding else out
+        if self._carry is not None:
+            out = self._carry.export(out, branches[table.exported], layer)
+        return out
 
 
 class SequenceRouting:
