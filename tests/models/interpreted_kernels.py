@@ -26,8 +26,11 @@ from torch import Tensor
 from tests.verification.random_samples import in_dtype, sample
 from vla_nav.models.hybrid import TreeRouting, mixers_of
 from vla_nav.models.hybrid import fused as fused_module
+from vla_nav.models.hybrid.conv import causal_conv
 from vla_nav.models.hybrid.gated_delta import GATED_DELTA
 from vla_nav.models.hybrid.mamba2 import MAMBA2
+from vla_nav.models.hybrid.mixers import RuleShape
+from vla_nav.models.hybrid.parity import kernel_differences
 from vla_nav.tree import Path, PrefixTree, pack, text_segment
 from vla_nav.tree.heavy_paths import heavy_paths
 
@@ -169,28 +172,28 @@ def _behind_a_gateway(whole):
 
 def check_stages() -> dict[str, float]:
     one_config_each()
-    found = {}
-    paths = bushy_pack().heavy_paths
-    n, total = paths.num_tokens, paths.num_tokens + 3
-    torch.manual_seed(0)
-    for rule, size, width in ((GATED_DELTA, 16, 32), (MAMBA2, 16, 8)):
-        q, k = (0.4 * torch.randn(total, KEY_HEADS, size) for _ in range(2))
-        inputs = [q, k, torch.randn(total, HEADS, width), -0.3 * torch.rand(total, HEADS)]
-        if rule is GATED_DELTA:
-            inputs.append(torch.rand(total, HEADS))
-        grad = torch.randn(total, HEADS, width)
-        sides = []
-        for dtype, chosen in ((torch.float64, rule._replace(fused=None)), (torch.float32, rule)):
-            given = [x.to(dtype)[None].requires_grad_() for x in inputs]
-            out = TreeRouting(paths).scan(chosen, given, 0)
-            sides.append([out, *torch.autograd.grad(out, given, grad.to(dtype)[None])])
-        assert not sides[1][0][0, n:].any(), "padding gets zeros"
-        names = ("out", "dq", "dk", "dv", "dg", "dbeta")
-        found |= {
-            f"{rule.name}: {name}": relative(b, a)
-            for name, a, b in zip(names, *sides, strict=False)
-        }
-    return found
+    packed, found = bushy_pack(), {}
+    for shape in (
+        RuleShape(GATED_DELTA, HEADS, KEY_HEADS, key_size=16, value_size=32, num_inputs=5),
+        RuleShape(MAMBA2, HEADS, KEY_HEADS, key_size=16, value_size=8, num_inputs=4),
+    ):
+        for dtype in (torch.float32, torch.bfloat16):
+            for name, value in kernel_differences(shape, packed, "cpu", dtype).items():
+                found[f"{shape.rule.name}, {dtype}: {name}"] = value
+    return found | conv_differences(packed.heavy_paths)
+
+
+def conv_differences(paths) -> dict[str, float]:
+    """The conv over paths by kernels, output and gradients, against the torch conv."""
+    total = paths.num_tokens + 3
+    drawn = [torch.randn(1, total, 6), torch.randn(6, 4), torch.randn(6)]
+    grad, sides = torch.randn(1, total, 6), []
+    for plain in (causal_conv, fused_module.fused_conv):
+        given = [x.clone().requires_grad_() for x in drawn]
+        out = TreeRouting(paths).convolve(*given, 0, plain)
+        sides.append([out, *torch.autograd.grad(out, given, grad)])
+    names = ("out", "dx", "dweight", "dbias")
+    return {f"conv: {name}": relative(b, a) for name, a, b in zip(names, *sides, strict=True)}
 
 
 def check_models() -> dict[str, float]:
@@ -223,14 +226,16 @@ def check_models() -> dict[str, float]:
 
 def one_config_each() -> None:
     """The interpreter cannot time anything, so every kernel keeps its first configuration."""
-    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.autotuner import Autotuner, Heuristics
 
     fused_module.stages()
     for name, module in list(sys.modules.items()):
         if name.startswith("fla."):
             for value in list(vars(module).values()):
-                if isinstance(value, Autotuner):
-                    value.configs = value.configs[:1]
+                while isinstance(value, Autotuner | Heuristics):  # one around the other
+                    if isinstance(value, Autotuner):
+                        value.configs = value.configs[:1]
+                    value = value.fn
 
 
 CHECKS = {"states": check_states, "stages": check_stages, "models": check_models}

@@ -34,6 +34,7 @@ from vla_nav.attention.parity import require_parity
 from vla_nav.attention.registry import backend
 from vla_nav.errors import UserError, unknown_name
 from vla_nav.models.backbone import disable_checkpointing, enable_checkpointing
+from vla_nav.models.hybrid.parity import require_recurrence
 from vla_nav.profiling.bounds import PEAK_FLOPS, bounds, encoder_flops, flop_model
 from vla_nav.profiling.flat import flat_packs
 from vla_nav.profiling.step_row import StepRow
@@ -99,6 +100,7 @@ class StepBench:
         require_parity(
             attention, device, dtype=dtype, **self.model.backbone.attention_shape._asdict()
         )
+        require_recurrence(self.model.backbone.model, device, dtype)
         self._checked: set[tuple[str, int]] = set()
 
     def autocast(self) -> torch.autocast:

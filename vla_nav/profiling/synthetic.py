@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +50,35 @@ MODEL_SHAPES = {
     "1.7b": (2048, 6144, 28, 16, 8),
     "4b": (2560, 9728, 36, 32, 8),
     "8b": (4096, 12288, 36, 32, 8),
+}
+# the same with three recurrent layers for every layer of attention: family, its own options
+HYBRID_SHAPES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "hybrid-tiny": (
+        "qwen3_5_text",
+        "tiny",
+        {
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+        },
+    ),
+    "hybrid-1.7b": (
+        "qwen3_5_text",
+        "1.7b",
+        {
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 16,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+        },
+    ),
+    "mamba-tiny": ("bamba", "tiny", {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 16}),
+    "mamba-1.7b": (
+        "bamba",
+        "1.7b",
+        {"mamba_n_heads": 64, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1},
+    ),
 }
 HEAD_DIM = 128
 FEATURE_WIDTH = 768
@@ -248,9 +278,10 @@ def synthetic_model(
     """A randomly initialised VLA of a named size, made on the device. compile_layers: False,
     `layers` (True) or `joined`, as `models.backbone.compile`. head: as `models.head`; `full` comes
     with a text table of Qwen3's size."""
-    if size not in MODEL_SHAPES:
-        raise unknown_name("model shape", size, MODEL_SHAPES)
-    hidden, intermediate, layers, heads, kv_heads = MODEL_SHAPES[size]
+    if size not in MODEL_SHAPES and size not in HYBRID_SHAPES:
+        raise unknown_name("model shape", size, (*MODEL_SHAPES, *HYBRID_SHAPES))
+    family, of, more = HYBRID_SHAPES.get(size, ("qwen3", size, {}))
+    hidden, intermediate, layers, heads, kv_heads = MODEL_SHAPES[of]
     options = {
         "hidden_size": hidden,
         "intermediate_size": intermediate,
@@ -260,13 +291,21 @@ def synthetic_model(
         "head_dim": HEAD_DIM,
         "max_position_embeddings": max_positions,
         "tie_word_embeddings": size not in UNTIED,
+        **more,
     }
+    if family == "qwen3_5_text":
+        options["layer_types"] = _layer_types(num_layers or layers)
+    if family == "bamba":
+        options.pop("head_dim")
+        kinds = enumerate(_layer_types(num_layers or layers))
+        options["attn_layer_indices"] = [n for n, kind in kinds if kind == "full_attention"]
     vocabulary = FULL_VOCABULARY if head == "full" else VOCABULARY
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
             config = BackboneConfig(
+                family=family,
                 options=options,
                 norms="fused",
                 compile="layers" if compile_layers is True else compile_layers,
@@ -283,3 +322,11 @@ def synthetic_model(
     finally:
         torch.set_default_dtype(default)
     return model.to(dtype).train()
+
+
+def _layer_types(num_layers: int) -> list[str]:
+    """Every fourth layer is attention, and the last one."""
+    return [
+        "full_attention" if n % 4 == 3 or n == num_layers - 1 else "linear_attention"
+        for n in range(num_layers)
+    ]

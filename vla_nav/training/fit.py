@@ -31,6 +31,7 @@ from vla_nav.attention.registry import backend
 from vla_nav.errors import UserError
 from vla_nav.models.assembly import Assembled
 from vla_nav.models.checkpoint import save_policy
+from vla_nav.models.hybrid.parity import require_recurrence
 from vla_nav.models.vla import VLA
 from vla_nav.training.checkpoint_choice import checkpoint_to_resume
 from vla_nav.training.checkpoint_folder import read_manifest
@@ -274,6 +275,7 @@ def require_attention(name: str, model: VLA, device: torch.device, dtype: torch.
     backend(name, device=device.type)
     if device.type != "cpu":  # the CPU's backends are held to the reference by the tests
         require_parity(name, device, dtype=dtype, **model.backbone.attention_shape._asdict())
+        require_recurrence(model.backbone.model, device, dtype)
 
 
 def _position(checkpoint: Path | None) -> tuple[int, float]:

@@ -11,6 +11,8 @@ Axis legend: B rows, T tokens, C channels, K kernel, W windows, G rows that othe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,6 +29,9 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out if bias is None else out + bias.to(out.dtype)
 
 
+PlainConv = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
 def path_conv(
     x: Tensor,
     weight: Tensor,
@@ -35,8 +40,9 @@ def path_conv(
     joined: Tensor,
     window_row: Tensor,
     window: Tensor,
+    plain: PlainConv = causal_conv,
 ) -> Tensor:
-    """x (T, C) of a pack -> (T, C), in float32 at least.
+    """x (T, C) of a pack -> (T, C), in the dtype that `plain` gives.
 
     joined (G + T, C): what `window` (W, >= K) counts, -1 = nothing; window_row (W,) the rows of x
     that have one.
@@ -46,4 +52,5 @@ def path_conv(
     taken = torch.einsum("wkc,ck->wc", seen, weight.to(seen.dtype))
     if bias is not None:
         taken = taken + bias.to(taken.dtype)
-    return causal_conv(x[None], weight, bias)[0].index_copy(0, window_row, taken)
+    out = plain(x[None], weight, bias)[0]
+    return out.index_copy(0, window_row, taken.to(out.dtype))

@@ -4,6 +4,7 @@ Importing this needs the extra `hybrid`; `vla_nav.models.hybrid.fused.stages` sa
 not there.
 """
 
+from fla.modules.causal_conv1d import causal_conv1d
 from fla.modules.norm.l2norm import l2norm_bwd, l2norm_fwd
 from fla.ops.common.chunk_o import chunk_bwd_dqkwg, chunk_bwd_dv, chunk_bwd_dv_local, chunk_fwd_o
 from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_intra
@@ -19,6 +20,7 @@ from vla_nav.models.hybrid.state_kernels import (
 
 __all__ = [
     "RCP_LN2",
+    "causal_conv1d",
     "chunk_bwd_dqkwg",
     "chunk_bwd_dv",
     "chunk_bwd_dv_local",

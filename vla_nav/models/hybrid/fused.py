@@ -90,6 +90,12 @@ def mamba2(inputs: Sequence[Tensor], initial: Tensor, table: RunTable) -> tuple[
     return out[0], branches
 
 
+def fused_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The causal conv over a sequence, (1, T, C) -> (1, T, C) in the dtype of x."""
+    out: Tensor = stages().causal_conv1d(x.contiguous(), weight.contiguous(), bias)[0]
+    return out
+
+
 class _GatedDelta(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, g: Any, beta: Any, initial: Any, table: Any):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,23 @@ from torch.nn import functional as F
 
 from vla_nav.errors import UserError
 from vla_nav.models.hybrid.chunks import Rule, wide
-from vla_nav.models.hybrid.fused import uses_fused
+from vla_nav.models.hybrid.conv import causal_conv
+from vla_nav.models.hybrid.fused import fused_conv, uses_fused
 from vla_nav.models.hybrid.gated_delta import GATED_DELTA
 from vla_nav.models.hybrid.mamba2 import MAMBA2
 from vla_nav.models.hybrid.routing import Recurrence
 from vla_nav.tree.heavy_paths import MAX_KERNEL
+
+
+class RuleShape(NamedTuple):
+    """A rule and the sizes that kernels are compiled for; num_inputs: 5 with beta."""
+
+    rule: Rule
+    num_heads: int
+    num_keys: int
+    key_size: int
+    value_size: int
+    num_inputs: int
 
 
 class Mixer(nn.Module):
@@ -64,6 +76,10 @@ class Mixer(nn.Module):
         """Floating-point operations of the recurrence and the conv per token, forward."""
         raise NotImplementedError
 
+    def shape(self) -> RuleShape:
+        """The recurrence as kernels see it."""
+        raise NotImplementedError
+
     def _scanned(self, rule: Rule, inputs: Sequence[Tensor], recur: Recurrence) -> Tensor:
         """The rule's inputs through the recurrence, by fused kernels where these are to run."""
         if not uses_fused(self.kernels, inputs[0].device.type, inputs[0].dtype):
@@ -73,7 +89,9 @@ class Mixer(nn.Module):
     def _convolved(self, x: Tensor, recur: Recurrence) -> Tensor:
         """x (B, T, C) through the conv and SiLU."""
         conv: Any = self.conv1d
-        out = recur.convolve(x, conv.weight.squeeze(1), conv.bias, self.layer_idx)
+        is_fused = uses_fused(self.kernels, x.device.type, x.dtype)
+        plain = fused_conv if is_fused else causal_conv
+        out = recur.convolve(x, conv.weight.squeeze(1), conv.bias, self.layer_idx, plain)
         return F.silu(out).to(x.dtype)
 
 
@@ -101,6 +119,12 @@ class GatedDeltaMixer(Mixer):
         normed = this.norm(out.flatten(0, 2), z.flatten(0, 2))
         projected: Tensor = this.out_proj(normed.view(*hidden.shape[:2], -1))
         return projected
+
+    def shape(self) -> RuleShape:
+        """See `Mixer`."""
+        this: Any = self
+        sizes = (this.num_v_heads, this.num_k_heads, this.head_k_dim, this.head_v_dim)
+        return RuleShape(GATED_DELTA, *sizes, num_inputs=5)
 
     def flops(self) -> float:
         """Three products with the state: what the key holds, what is written, the output."""
@@ -133,6 +157,12 @@ class Mamba2Mixer(Mixer):
             normed = this.norm(out.flatten(2), gate)
         projected: Tensor = this.out_proj(normed.to(hidden.dtype))
         return projected
+
+    def shape(self) -> RuleShape:
+        """See `Mixer`."""
+        this: Any = self
+        sizes = (this.num_heads, this.n_groups, this.ssm_state_size, this.head_dim)
+        return RuleShape(MAMBA2, *sizes, num_inputs=4)
 
     def flops(self) -> float:
         """Two products with the state: what is written, the output."""

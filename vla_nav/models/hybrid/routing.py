@@ -28,15 +28,23 @@ from torch.nn import functional as F
 
 from vla_nav.models.hybrid.carry import Carry
 from vla_nav.models.hybrid.chunks import FusedScan, Rule, pass_states, zero_states
-from vla_nav.models.hybrid.conv import causal_conv, path_conv
+from vla_nav.models.hybrid.conv import PlainConv, causal_conv, path_conv
 from vla_nav.tree.heavy_paths import HeavyPaths, Round
 
 
 class Recurrence(Protocol):
     """What a mixer asks of a routing. layer: the layer's number."""
 
-    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, layer: int) -> Tensor:
-        """x (B, T, C), weight (C, K), bias (C,) -> (B, T, C), in float32 at least."""
+    def convolve(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        layer: int,
+        plain: PlainConv = causal_conv,
+    ) -> Tensor:
+        """x (B, T, C), weight (C, K), bias (C,) -> (B, T, C), in float32 at least, or as `plain`,
+        the conv of a whole pack, gives it."""
         ...
 
     def scan(self, rule: Rule, inputs: Sequence[Tensor], layer: int) -> Tensor:
@@ -51,7 +59,14 @@ class TreeRouting:
     def __init__(self, paths: HeavyPaths, carry: Carry | None = None) -> None:
         self._paths, self._carry = paths, carry
 
-    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, layer: int) -> Tensor:
+    def convolve(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        layer: int,
+        plain: PlainConv = causal_conv,
+    ) -> Tensor:
         """See `Recurrence`."""
         joined = x[0] if self._carry is None else self._carry.rows(x[0], layer)
         own = joined[len(joined) - x.shape[1] :]
@@ -63,6 +78,7 @@ class TreeRouting:
             joined=joined,
             window_row=paths.window_row,
             window=paths.window,
+            plain=plain,
         )[None]
 
     def scan(self, rule: Rule, inputs: Sequence[Tensor], layer: int) -> Tensor:
@@ -104,7 +120,14 @@ class TreeRouting:
 class SequenceRouting:
     """Plain sequences, each from a zero state: the definition, one token after the other."""
 
-    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, layer: int) -> Tensor:
+    def convolve(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        layer: int,
+        plain: PlainConv = causal_conv,
+    ) -> Tensor:
         """See `Recurrence`."""
         return causal_conv(x, weight, bias)
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from vla_nav.models.hybrid.chunks import Rule, pass_states, zero_states
-from vla_nav.models.hybrid.conv import causal_conv
+from vla_nav.models.hybrid.conv import PlainConv, causal_conv
 from vla_nav.tree.heavy_paths import CHUNK
 
 _COPIES = 4  # of a row
@@ -105,7 +105,14 @@ class SlotRouting:
         self._states, self._rows = states, rows
         self._counts = torch.from_numpy(np.asarray(counts, dtype=np.int64))
 
-    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, layer: int) -> Tensor:
+    def convolve(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        layer: int,
+        plain: PlainConv = causal_conv,
+    ) -> Tensor:
         """See `Recurrence`."""
         num_before = weight.shape[1] - 1
         if num_before == 0:
