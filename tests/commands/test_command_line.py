@@ -218,6 +218,9 @@ def test_a_constructor_key_may_be_added_and_a_wrong_one_is_named(
             "simulators.embodiment.cameras.0.width_px='wide': needs a whole number",
         ),
         ("evaluate", "evaluation.deterministic=3", "needs true or false (like false)"),
+        ("train", "training.warmup_share=null", "training.warmup_share=null: needs a finite"),
+        ("train", "training.dry_run=null", "training.dry_run=null: needs true or false"),
+        ("train", "training.optimiser.freeze=null", "freeze=null: needs a list (like [])"),
     ],
 )
 def test_a_value_of_another_kind_is_refused(command: str, override: str, message: str) -> None:
@@ -234,6 +237,9 @@ def test_a_value_of_another_kind_is_refused(command: str, override: str, message
         ("evaluate", "evaluation.further_m=[]"),
         ("record", "simulators.embodiment.cameras.0.width_px=64"),
         ("train", "callbacks.ema=null"),
+        ("train", "training.budget.max_steps=null"),
+        ("train", "vision.num_tokens=null"),
+        ("train", "training.validation.max_episodes=null"),
         ("train", "callbacks.checkpoint.every_minutes=null"),
         ("train", "training.optimiser.clip_norm=inf"),
         ("train", "trainer.devices=[0,1]"),

@@ -138,6 +138,17 @@ def test_wrong_values_are_refused(values, message):
         ModelConfig(lora=values)
 
 
+@pytest.mark.parametrize("value", [[], True, "16"])
+def test_adapters_without_keys_are_refused(value):
+    with pytest.raises(UserError, match=r"models\.lora=.*: needs keys such as \{rank: 16"):
+        ModelConfig(lora=value)
+
+
+def test_a_rank_above_that_of_every_layer_is_refused():
+    with pytest.raises(UserError, match=r"models\.lora\.rank=100000: .*allowed: 1 to \d+$"):
+        small(SPACE, lora=LoraConfig(rank=100_000))
+
+
 def test_layers_that_do_not_exist_and_compiled_ones_are_refused():
     with pytest.raises(UserError, match=r"models\.lora\.targets 'q_prj' \(did you mean 'q_proj'"):
         small(SPACE, lora=LoraConfig(targets=["q_prj"]))

@@ -114,6 +114,9 @@ def test_a_pattern_freezes_what_it_names_and_the_rest_has_its_parts_rate() -> No
         ({"freeze": ["*"]}, "nothing trains"),
         ({"freeze": "encoder.*"}, r"freeze='encoder\.\*'; give a list"),
         ({"learning_rates": {"vision": "low"}}, r"learning_rates\.vision='low'"),
+        ({"learning_rate": float("inf")}, r"learning_rate=inf"),
+        ({"betas": [0.9]}, r"betas=\[0\.9\]; two numbers"),
+        ({"betas": [0.9, 1.0]}, r"betas=\[0\.9, 1\.0\]; two numbers"),
     ],
 )
 def test_what_cannot_be_frozen_is_refused(chosen: dict[str, object], message: str) -> None:

@@ -63,6 +63,11 @@ def data_of(sources: tuple[Source, ...], **changed: object) -> RecordedData:
     )
 
 
+def test_an_epoch_beyond_all_memory_is_refused() -> None:
+    with pytest.raises(UserError, match=r"take 1\.3e\+13 trees an epoch.*smaller weights"):
+        EpochDraws([13], [1e12], seed=0)
+
+
 @pytest.mark.parametrize("weights", [(1.0, 2.5), (0.3, 1.0), (0.5, 0.25), (3.0, 1.7)])
 def test_a_tree_is_seen_as_often_as_its_weight_says(weights: tuple[float, float]) -> None:
     sizes, num_epochs = (13, 7), 20

@@ -171,6 +171,30 @@ def test_finished_run_is_returned_and_not_trained_again(data: Path, undisturbed:
     assert newest.stat().st_mtime_ns == before
 
 
+def test_a_policy_that_was_taken_away_comes_back(
+    data: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    before = {path.name: path.read_bytes() for path in (run / "policy").iterdir()}
+    shutil.rmtree(run / "policy")
+    train(recipe(data), run)
+    assert {path.name: path.read_bytes() for path in (run / "policy").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"resume": "latest"}, {"checkpoint": {"keep": 0}}, {"checkpoint": {"signals": "SIGTERM"}}],
+)
+def test_a_refused_value_throws_no_run_away(
+    data: Path, undisturbed: Path, wrong: dict[str, Any]
+) -> None:
+    before = sorted(undisturbed.rglob("*"))
+    with pytest.raises(UserError, match=r"resume|keep=0|signals=SIGTERM; a list"):
+        train(recipe(data), undisturbed, overwrite=True, **wrong)
+    assert sorted(undisturbed.rglob("*")) == before
+
+
 def test_kill_after_the_last_checkpoint_loses_no_policy(
     data: Path, undisturbed: Path, tmp_path: Path
 ) -> None:

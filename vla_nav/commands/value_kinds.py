@@ -6,15 +6,18 @@
 
 The files are the schema: text stays text, a whole number whole, a list a list whose items are like
 the first one. A key whose file says null takes anything. So do nodes of other packages' classes and
-keywords: those packages check them. Null is left to constructors (nodes with `_target_`) and to the
-few keys whose comment says what null means. A key that the files leave to the user (`???`) is text.
+keywords: those packages check them. Null is for keywords whose constructor (of a node with
+`_target_`) allows None, and for the few keys whose comment says what null means. A key that the
+files leave to the user (`???`) is text.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
+from hydra.utils import get_class, get_method
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from vla_nav.errors import UserError
@@ -57,6 +60,8 @@ def _check_node(config: DictConfig, schema: DictConfig, prefix: str, *, is_built
         if name in _OTHERS or _is_open(known):
             continue
         _check_value(mine, known, name, is_built=is_built or bool(target))
+        if target and mine._is_none() and not _takes_null(target, str(key)):
+            raise UserError(f"{name}=null: {_wanted(known, name)}")
 
 
 def _check_value(mine: Any, known: Any, name: str, *, is_built: bool) -> None:
@@ -80,6 +85,17 @@ def _check_value(mine: Any, known: Any, name: str, *, is_built: bool) -> None:
     elif _is_like(mine._value(), known._value(), takes_infinity=is_built):
         return
     raise UserError(f"{name}={_shown(mine)}: {_wanted(known, name)}")
+
+
+def _takes_null(target: str, key: str) -> bool:
+    """Whether the constructor `target` says that its keyword `key` may be None, or says nothing."""
+    try:
+        factory = get_class(target)
+    except (ImportError, ValueError):
+        factory = get_method(target)
+    parameters = inspect.signature(factory).parameters
+    wanted = parameters[key].annotation if key in parameters else None
+    return not isinstance(wanted, str) or "None" in wanted or wanted == "Any"
 
 
 def _is_like(value: Any, known: Any, *, takes_infinity: bool) -> bool:

@@ -50,6 +50,11 @@ class ModelConfig:
             object.__setattr__(self, "prompt", PromptConfig(**self.prompt))
         if isinstance(self.lora, Mapping):
             object.__setattr__(self, "lora", _lora(self.lora))
+        elif self.lora is not None and not isinstance(self.lora, LoraConfig):
+            raise UserError(
+                f"models.lora={self.lora!r}: needs keys such as {{rank: 16, alpha: 32}}, or null "
+                "for no adapters"
+            )
         if self.lora is not None and self.backbone.compile:
             raise UserError(
                 f"models.backbone.compile={self.backbone.compile} computes layers without their "

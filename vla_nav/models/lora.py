@@ -89,6 +89,16 @@ def add_lora(model: nn.Module, config: LoraConfig, *, seed: int) -> None:
     for name in targets:
         if name not in known:
             raise unknown_name("layer in models.lora.targets", name, known)
+    most = max(
+        min(module.in_features, module.out_features)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in targets
+    )
+    if config.rank > most:
+        raise UserError(
+            f"models.lora.rank={config.rank}: no layer in models.lora.targets has a rank above "
+            f"{most}; allowed: 1 to {most}"
+        )
     adapters = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,

@@ -20,6 +20,12 @@ from vla_nav.training.checkpoint_folder import (
 RESUME = ("newest", "newest_whole")
 
 
+def require_resume(resume: str) -> None:
+    """Raise `UserError` for anything but a rule of this file."""
+    if resume not in RESUME:
+        raise unknown_name("resume", str(resume), RESUME)
+
+
 def checkpoint_to_resume(
     checkpoints: str | Path, resume: str = "newest", *, is_writer: bool = True
 ) -> Path | None:
@@ -29,8 +35,7 @@ def checkpoint_to_resume(
     kept under another name). is_writer: this process renames them (rank 0).
     Raises `UserError` when checkpoints are there and the one asked for is damaged.
     """
-    if resume not in RESUME:
-        raise unknown_name("resume", resume, RESUME)
+    require_resume(resume)
     damaged: list[tuple[Path, DamagedCheckpointError]] = []
     candidates = checkpoint_folders(checkpoints)
     for folder in candidates:

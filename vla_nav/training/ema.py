@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
-from vla_nav.errors import UserError
+from vla_nav.errors import UserError, require_count
 from vla_nav.training.parallel_shards import local, sharded_like, whole_state
 
 
@@ -26,6 +26,7 @@ class WeightAverage(Callback):
     def __init__(self, decay: float = 0.999, every_steps: int = 4) -> None:
         if not 0.0 < decay < 1.0:
             raise UserError(f"callbacks.ema.decay={decay}; allowed: 0 < decay < 1")
+        require_count("callbacks.ema.every_steps", every_steps)
         self.decay, self.every_steps = decay, every_steps
         self._average: dict[str, Tensor] = {}
         self._loaded: dict[str, Tensor] = {}

@@ -33,7 +33,7 @@ from vla_nav.models.assembly import Assembled
 from vla_nav.models.checkpoint import save_policy
 from vla_nav.models.hybrid.parity import require_recurrence
 from vla_nav.models.vla import VLA
-from vla_nav.training.checkpoint_choice import checkpoint_to_resume
+from vla_nav.training.checkpoint_choice import checkpoint_to_resume, require_resume
 from vla_nav.training.checkpoint_folder import read_manifest
 from vla_nav.training.checkpoint_io import CheckpointFolders
 from vla_nav.training.checkpointing import RunCheckpoint
@@ -48,7 +48,7 @@ from vla_nav.training.parallel_launch import num_to_start
 from vla_nav.training.parallel_shards import whole_state
 from vla_nav.training.provenance import FILE
 from vla_nav.training.recipe import Recipe, assembled_data
-from vla_nav.training.run_folder import RunFolder, process_rank
+from vla_nav.training.run_folder import RunFolder, RunPaths, process_rank
 from vla_nav.training.schedule import Progress
 
 _DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
@@ -87,6 +87,14 @@ def fit(
     room = data.require_positions(assembled.model.backbone.max_positions)
     if closed_loop is not None:
         require_playable(closed_loop["evaluator"], assembled.prompt)
+    paths = RunPaths(output_dir)
+    ema = next((item for item in callbacks if isinstance(item, WeightAverage)), None)
+    save = _PolicySaver(recipe, assembled, paths.policy, data.fingerprint, ema)
+    ending = RunCheckpoint(paths.checkpoints, save, **checkpoint)
+    simulated = []
+    if closed_loop is not None:
+        simulated = [ClosedLoop(paths.path, save.into, ending.is_stopping, **closed_loop)]
+    require_resume(resume)
     folder = RunFolder(
         output_dir,
         config,
@@ -101,13 +109,7 @@ def fit(
     start = checkpoint_to_resume(folder.checkpoints, resume, is_writer=process_rank() == 0)
     done_steps, done_s = _position(start)
     budget = settings.budget
-    ema = next((item for item in callbacks if isinstance(item, WeightAverage)), None)
-    save = _PolicySaver(recipe, assembled, folder.policy, data.fingerprint, ema)
     rehearsal = [DryRun(data.extreme_pack)] if settings.dry_run else []
-    ending = RunCheckpoint(folder.checkpoints, save, **checkpoint)
-    simulated = []
-    if closed_loop is not None:
-        simulated = [ClosedLoop(folder.path, save.into, ending.is_stopping, **closed_loop)]
     trainer = make_trainer(
         callbacks=[*rehearsal, *callbacks, *simulated, ending],
         logger=[*loggers, CurveLogger(folder.curve, resumed_step=done_steps)],

@@ -27,6 +27,7 @@ from vla_nav.seeding import generator
 
 _KEYS = ("path", "split", "weight")
 _KEY = "data.mixture"
+_MOST_TREES = 10**8  # of an epoch: their numbers are held in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,11 @@ class EpochDraws:
             raise UserError(
                 f"{_KEY}: these weights take {expected:.3g} trees an epoch; give weights that "
                 "take at least one"
+            )
+        if expected > _MOST_TREES:
+            raise UserError(
+                f"{_KEY}: these weights take {expected:.3g} trees an epoch, allowed are "
+                f"{_MOST_TREES:.3g}; give smaller weights in the same proportion"
             )
 
     def __call__(self, epoch: int) -> np.ndarray:

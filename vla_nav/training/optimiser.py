@@ -11,6 +11,7 @@ A rate of 0 freezes a part (freezing.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -50,8 +51,15 @@ class OptimiserSettings:
         }
         plain = ("learning_rate", "weight_decay", "clip_norm")
         for name, value in {**{name: getattr(self, name) for name in plain}, **rates}.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not value >= 0 or (value == math.inf and name != "clip_norm"):
                 raise UserError(f"training.optimiser.{name}={value!r}; a number >= 0 is needed")
+        is_pair = isinstance(self.betas, Sequence) and len(self.betas) == 2
+        if not is_pair or not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(
+                f"training.optimiser.betas={self.betas}; two numbers are needed, 0 <= beta < 1 "
+                "(like [0.9, 0.98])"
+            )
         if isinstance(self.freeze, str) or not all(isinstance(x, str) for x in self.freeze):
             raise UserError(
                 f"training.optimiser.freeze={self.freeze!r}; give a list of patterns such as "

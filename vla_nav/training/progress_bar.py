@@ -62,7 +62,7 @@ class RunProgress(Callback):
             return
         metrics = trainer.callback_metrics
         values = [
-            f"{name.removeprefix('val/').replace('_', ' ')} {float(value):.3f}"
+            f"{name.removeprefix('val/').replace('_', ' ')} {_rate(float(value))}"
             for name, value in sorted(metrics.items())
             if name.startswith("val/")
         ]
@@ -94,3 +94,8 @@ class RunProgress(Callback):
             f"{100 * share:3.0f} %  step {trainer.global_step}  {known}"
             f"{pl_module.episodes_per_s:.0f} episodes/s  {left}"
         )
+
+
+def _rate(value: float) -> str:
+    """A number of a validation; one of nothing, such as the precision of no STOP, has none."""
+    return "-" if math.isnan(value) else f"{value:.3f}"

@@ -74,7 +74,29 @@ _LAUNCH = (
 _WAIT_S = 600  # for rank 0, which may read larger data
 
 
-class RunFolder:
+class RunPaths:
+    """Where things lie in the folder of a run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the training checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def policy(self) -> Path:
+        """The policy bundle."""
+        return self.path / "policy"
+
+    @property
+    def curve(self) -> Path:
+        """The logged values."""
+        return self.path / "curve.jsonl"
+
+
+class RunFolder(RunPaths):
     """Opens the folder of a run, or begins it. Raises `UserError` for another run's folder.
 
     rank: the process's rank; rank 0 holds the folder for as long as this object lives. overwrite:
@@ -90,7 +112,7 @@ class RunFolder:
         overwrite: bool = False,
         rank: int = 0,
     ) -> None:
-        self.path = Path(path)
+        super().__init__(path)
         self._lock = ExitStack()
         self._record = {"config": dict(config), "data": data}
         run_json = self.path / "run.json"
@@ -111,25 +133,12 @@ class RunFolder:
         elif rank == 0:
             write_json(run_json, self._record)
 
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the training checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def policy(self) -> Path:
-        """The policy bundle."""
-        return self.path / "policy"
-
-    @property
-    def curve(self) -> Path:
-        """The logged values."""
-        return self.path / "curve.jsonl"
-
     def result(self) -> dict[str, Any] | None:
-        """What a finished run reported, or None."""
+        """What a finished run reported, or None; also None where its policy is gone and a
+        checkpoint can give it again."""
         path = self.path / "result.json"
-        return read_json(path) if path.exists() else None
+        is_restorable = not self.policy.exists() and any(self.checkpoints.glob("step_*"))
+        return read_json(path) if path.exists() and not is_restorable else None
 
     def record_start(
         self, *, overrides: Sequence[str], from_step: int, num_ranks: int

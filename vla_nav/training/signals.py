@@ -35,11 +35,13 @@ class StopSignals:
     """Notes the first of some signals while it is installed."""
 
     def __init__(self, names: Sequence[str]) -> None:
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            raise UserError(
+                f"callbacks.checkpoint.signals={names}; a list is needed: [SIGTERM], or [] for none"
+            )
         for name in names:
             if name not in ALLOWED:
-                raise unknown_name("signal in callbacks.checkpoint.signals", name, ALLOWED)
-        if isinstance(names, str):
-            raise UserError(f"callbacks.checkpoint.signals={names}; a list is needed: [{names}]")
+                raise unknown_name("signal in callbacks.checkpoint.signals", str(name), ALLOWED)
         self.names = tuple(names)
         self.received: signal.Signals | None = None
         self._earlier: dict[signal.Signals, Any] = {}
