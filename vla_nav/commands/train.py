@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+
+from vla_nav.errors import UserError
 
 
 def main(cfg: DictConfig) -> int:
@@ -27,9 +29,7 @@ def main(cfg: DictConfig) -> int:
     num_ranks = num_to_start(instantiate(cfg.trainer, logger=False, enable_checkpointing=False))
     if num_ranks:
         return start_ranks(same_command("train", cfg), num_ranks)
-    callbacks = {name: node for name, node in cfg.callbacks.items() if node is not None}
-    checkpoint = plain(callbacks.pop("checkpoint"))
-    closed_loop = callbacks.pop("closed_loop", None)
+    checkpoint, closed_loop, callbacks = divided(cfg.callbacks)
     recipe = Recipe(
         data_path=cfg.data.path,
         split=cfg.data.split,
@@ -53,7 +53,7 @@ def main(cfg: DictConfig) -> int:
         make_trainer=lambda **keywords: instantiate(cfg.trainer, **keywords),
         callbacks=[instantiate(node) for node in callbacks.values()],
         loggers=[instantiate(node) for node in cfg.logger.values()],
-        checkpoint=checkpoint,
+        checkpoint=plain(checkpoint),
         closed_loop=None if closed_loop is None else evaluated(plain(closed_loop), seed=cfg.seed),
         overwrite=cfg.overwrite,
         resume=cfg.resume,
@@ -62,6 +62,23 @@ def main(cfg: DictConfig) -> int:
     if process_rank() == 0:
         print(describe(result))
     return 0
+
+
+def divided(node: DictConfig) -> tuple[DictConfig, DictConfig | None, dict[str, DictConfig]]:
+    """The nodes of `callbacks`: checkpoint, closed_loop (None: switched off) and the others."""
+    given = {str(name): part for name, part in node.items() if part is not None}
+    if "checkpoint" not in given:
+        raise UserError(
+            "callbacks.checkpoint=null: a run without checkpoints could not continue; write fewer "
+            "of them with callbacks.checkpoint.every_minutes or every_steps"
+        )
+    checkpoint, closed_loop = given.pop("checkpoint"), given.pop("closed_loop", None)
+    if closed_loop is None or (OmegaConf.is_dict(closed_loop) and "every_steps" in closed_loop):
+        return checkpoint, closed_loop, given
+    raise UserError(
+        f"callbacks.closed_loop={closed_loop}: its keys come with callbacks=closed_loop, which "
+        "switches it on; null switches it off"
+    )
 
 
 def evaluated(node: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
