@@ -261,6 +261,7 @@ def test_callbacks_that_are_none_are_refused(override: str, message: str) -> Non
         ("train", "trainer.devices=[0,1]"),
         ("train", "logger={}"),
         ("train", "models.backbone.compile=layers"),
+        ("train", "models.backbone.gradient_checkpointing=2"),
         ("train", "models=qwen3_1_7b models.backbone.compile=false"),
     ],
 )

@@ -25,6 +25,7 @@ from vla_nav.errors import UserError
 _OTHERS = {
     *("vision.model_kwargs", "models.backbone.options"),  # keywords of timm and transformers
     "models.backbone.compile",  # false or a name: its constructor knows them
+    "models.backbone.gradient_checkpointing",  # true, false or a whole number: likewise
 }
 _COUNTS = ("num_workers", "seed")
 _NULLABLE = {
