@@ -68,5 +68,6 @@ def test_ranks_take_the_step_of_one_rank_and_are_timed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_naive_packs_are_less_even(tmp_path: Path) -> None:
-    rows = [measured(replace(CASE, assignment=name), tmp_path) for name in ("cost", "none")]
+    case = replace(CASE, budget=150)  # room for other pairs than a long tree and a short one
+    rows = [measured(replace(case, assignment=name), tmp_path) for name in ("cost", "none")]
     assert rows[0]["cost_over_mean"] < rows[1]["cost_over_mean"]

@@ -5,9 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import time
 from collections.abc import Callable
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+_HANG_S = 240  # a busy machine takes its time; a hang takes for ever
 
 
 def as_rank(number: int, num_ranks: int, port: int) -> None:
@@ -17,6 +21,7 @@ def as_rank(number: int, num_ranks: int, port: int) -> None:
         LOCAL_RANK=str(number), WORLD_SIZE=str(num_ranks), LOCAL_WORLD_SIZE=str(num_ranks),
         NODE_RANK="0", GLOO_SOCKET_IFNAME="lo", TORCHELASTIC_RUN_ID="test",
     )  # fmt: skip
+    rank_zero_only.rank = number  # read from the environment when Lightning was imported
 
 
 def run_ranks(body: Callable[[int, int], None], num_ranks: int) -> list[int | None]:
@@ -26,8 +31,9 @@ def run_ranks(body: Callable[[int, int], None], num_ranks: int) -> list[int | No
     processes = [context.Process(target=body, args=(number, port)) for number in range(num_ranks)]
     for process in processes:
         process.start()
+    deadline = time.monotonic() + _HANG_S
     for process in processes:
-        process.join(90)
+        process.join(max(0.0, deadline - time.monotonic()))
     for process in processes:
         if process.exitcode is None:
             process.kill()
