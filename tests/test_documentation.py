@@ -16,11 +16,11 @@ from vla_nav.profiling.step_row import HEADING, StepRow
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "docs" / "benchmarks"
-_LINE = re.compile(r"^(?:# |\$ )?vla-nav ([a-z]+)((?: +[^\s#]+)*) *(?:#.*)?$", re.MULTILINE)
+_LINE = re.compile(r"^(?:# |\$ | {4})?vla-nav ([a-z]+)((?: +[^\s#]+)*) *(?:#.*)?$", re.MULTILINE)
 
 
 def documented_commands() -> list[tuple[str, str]]:
-    """(command, its overrides) of whole lines in fenced blocks and YAML headers; `...` left out."""
+    """(command, its overrides) of whole lines in blocks and YAML headers; `...` left out."""
     found = set()
     pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("conf/**/*.yaml")]
     for page in pages:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vla_nav.errors import UserError
+from vla_nav.models.assembly import ModelConfig
+from vla_nav.models.backbone import BackboneConfig
 from vla_nav.models.tokenizer import load_tokenizer
 
 TEXT = "Walk past the red sofa, turn left at the door; stop 2 m from the plant."
@@ -42,6 +44,16 @@ def test_missing_tokenizers_are_one_clear_line(name, path, message):
     with pytest.raises(UserError, match=message) as caught:
         load_tokenizer(name, path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "."], ids=["none", "no tokenizer"])
+def test_the_backbones_folder_is_named_by_its_own_key(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    backbone = BackboneConfig("folder", path=path)
+    with pytest.raises(UserError, match=rf"^models\.backbone\.path={path}: no "):
+        ModelConfig(backbone=backbone, tokenizer="folder").load_tokenizer()
+    with pytest.raises(UserError, match=r"^models\.tokenizer_path="):
+        ModelConfig(backbone, tokenizer="folder", tokenizer_path=path).load_tokenizer()
 
 
 def test_damaged_files_are_named(tmp_path):

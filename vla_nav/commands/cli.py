@@ -1,6 +1,6 @@
 """`vla-nav <command> [hydra overrides]`: the one command line of the project.
 
-    vla-nav train experiment=quickstart data.path=demo/data training.max_minutes=7
+    vla-nav train experiment=quickstart data.path=demo/data training.budget.max_minutes=7
             |     `-- overrides of conf/train.yaml, as Hydra reads them
             `-- vla_nav/commands/train.py: main(cfg) -> exit code
 

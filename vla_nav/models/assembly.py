@@ -81,10 +81,9 @@ class ModelConfig:
 
     def load_tokenizer(self) -> Tokenizer:
         """The configured tokenizer."""
-        path = self.tokenizer_path
-        if path is None and self.tokenizer == self.backbone.source:
-            path = self.backbone.path
-        return load_tokenizer(self.tokenizer, path)
+        if self.tokenizer_path is None and self.tokenizer == self.backbone.source:
+            return load_tokenizer(self.tokenizer, self.backbone.path, key="models.backbone.path")
+        return load_tokenizer(self.tokenizer, self.tokenizer_path)
 
 
 class Assembled(NamedTuple):

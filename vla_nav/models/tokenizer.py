@@ -90,19 +90,22 @@ class _Tokenizer:
             self.save_files(folder)
 
 
-def load_tokenizer(name: str = "mistral_v3", path: str | None = None) -> Tokenizer:
-    """The tokenizer `name`; `path` for `folder` and `gguf`. Raises `UserError`."""
+def load_tokenizer(
+    name: str = "mistral_v3", path: str | None = None, *, key: str = "models.tokenizer_path"
+) -> Tokenizer:
+    """The tokenizer `name`; `path` for `folder` and `gguf`, named `key` in the configuration.
+
+    Raises `UserError`.
+    """
     if name == "mistral_v3":
-        return _sentencepiece(locate(path or _MISTRAL_V3, key="models.tokenizer_path"))
+        return _sentencepiece(locate(path or _MISTRAL_V3, key=key))
     if name == "tekken":
-        return _tekken(locate(path or _TEKKEN, key="models.tokenizer_path"))
+        return _tekken(locate(path or _TEKKEN, key=key))
     if name not in TOKENIZERS:
         raise unknown_name("models.tokenizer", name, TOKENIZERS)
     if path is None:
         raise UserError(f"models.tokenizer={name}: models.tokenizer_path must name the files")
-    return _transformers(
-        name, locate(path, key="models.tokenizer_path", is_folder=name == "folder")
-    )
+    return _transformers(name, locate(path, key=key, is_folder=name == "folder"), key=key)
 
 
 def locate(path: str, *, key: str, is_folder: bool = False) -> Path:
@@ -157,7 +160,7 @@ def _tekken(path: Path) -> Tokenizer:
     )
 
 
-def _transformers(name: str, path: Path) -> Tokenizer:
+def _transformers(name: str, path: Path, *, key: str) -> Tokenizer:
     from transformers import AutoTokenizer
 
     source = (path, None) if name == "folder" else (path.parent, path.name)
@@ -170,7 +173,7 @@ def _transformers(name: str, path: Path) -> Tokenizer:
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise UserError(f"models.tokenizer_path={path}: no readable tokenizer ({reason})") from None
+        raise UserError(f"{key}={path}: no readable tokenizer ({reason})") from None
     vocabulary = sorted(model.get_vocab().items(), key=lambda item: (item[1], item[0]))
     probe = model.encode(_PROBE, add_special_tokens=False)  # merges and splits, not ids alone
     digest = xxhash.xxh3_128(repr((vocabulary, probe)).encode()).hexdigest()
