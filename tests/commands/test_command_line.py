@@ -155,6 +155,16 @@ def test_settings_instantiate_from_every_training_configuration() -> None:
         ("data.path", "cannot read the override 'data.path'"),
         ("+data.x=fixed(4)", "brackets: '+data.x=\"fixed(4)\"'"),
         ("data.path=a b,c", "has several values: add -m"),
+        ("models.lora={rnk: 3}", "unknown key of 'models.lora' (vla_nav.models.lora.LoraConfig)"),
+        ("models.prompt.pose={gird_m: 1}", "'gird_m' (did you mean 'grid_m'?)"),
+        ("data.mixture=[{path: a}, {pth: b}]", "unknown key of 'data.mixture.1'"),
+        ("training.optimiser.learning_rates={visoin: 1}", "learning_rates.vision'?)"),
+        ("training.optimiser.learning_rates.visoin=1", "learning_rates.vision'?)"),
+        ("training.budget={max_step: 3}", "(did you mean 'training.budget.max_steps'?)"),
+        ("callbacks.checkpoint={kep: 3}", "(did you mean 'callbacks.checkpoint.keep'?)"),
+        ("callbacks.closed_loop={every_step: 3}", "take callbacks=closed_loop"),
+        ("callbacks=closd_loop", "(did you mean 'closed_loop'?)"),
+        ("+logger.tensorboard.save_dri=x", "(did you mean 'save_dir'?)"),
     ],
 )
 def test_bad_override_is_one_line_with_the_nearest_name(
@@ -162,6 +172,33 @@ def test_bad_override_is_one_line_with_the_nearest_name(
 ) -> None:
     assert message in refused(capsys, "train", override)
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "override", "message"),
+    [
+        ("record", "simulators.embodiment.cameras=[{name: a, widht_px: 3}]", "'width_px'?)"),
+        ("record", "+simulators.embodiment.cameras.0.widht_px=3", "key of '{}.cameras.0':"),
+        ("houses", "houses.route={min_geodesic: 3}", "(did you mean 'houses.route.min_geodesic_m'"),
+        ("doctor", "doctor.reachability={num_scene: 3}", "reachability.num_scenes'?)"),
+        ("stats", "stats.gpu={nme: 3}", "(did you mean 'stats.gpu.name'?)"),
+        ("encode", "encode.batchsize=3", "(did you mean 'encode.batch_size'?)"),
+        ("evaluate", "+simulators.options.shadng=3", "'simulators.options.shading'?)"),
+        ("evaluate", "task=r2r", "(did you mean 'r2r_ce'?)"),
+        ("convert", "+convert.body.turn=3", "(did you mean 'convert.body.turn_deg'?)"),
+        ("compare", "compare.run=[a]", "(did you mean 'compare.runs'?)"),
+        ("draw", "draw.episod=3", "(did you mean 'draw.episode'?)"),
+        ("export", "export.licence=x", "(did you mean 'export.license'?)"),
+        ("profile", "+profile.step=3", "(did you mean 'steps'?)"),
+        ("verify", "verification.num_episode=3", "(did you mean 'verification.num_episodes'?)"),
+        ("view", "view.rn=3", "(did you mean 'view.run'?)"),
+    ],
+)
+def test_unknown_keys_of_every_command_are_named(command: str, override: str, message: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        compose.check_overrides(command, ["data.path=x", override])
+    assert message.format("simulators.embodiment") in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_mistyped_key_inside_an_experiment_file_is_refused(

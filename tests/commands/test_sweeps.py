@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from vla_nav.commands import overrides
 from vla_nav.commands.compose import compose_config, run
 from vla_nav.errors import UserError
+from vla_nav.files import write_json
 
 SHARDS = ["data.path=x", "-m", "evaluation.num_shards=3", "evaluation.shard=range(3)"]
 
@@ -85,6 +86,44 @@ def test_the_command_is_told_of_every_job_with_its_folder(install, tmp_path, mon
     told.clear()
     assert run("evaluate", ["data.path=x"]) == 0
     assert told == []
+
+
+def test_a_sweep_of_trainings_ends_with_a_table_of_its_runs(monkeypatch, capsys, tmp_path) -> None:
+    best = {"step": 6, "sr": 0.25, "policy": "best/of/one"}
+
+    def main(config: DictConfig) -> int:
+        rate, folder = config.training.optimiser.learning_rate, Path(config.paths.output_dir)
+        if rate == 3e-3:
+            raise UserError("does not fit")
+        result = {"steps": 8, "policy": str(folder / "policy")}
+        result["validation"] = {"loss": 100 * rate, "action_accuracy": None}
+        if rate == 1e-3:
+            result["closed_loop"] = {"best": best}
+        write_json(folder / "result.json", result)
+        return 0
+
+    monkeypatch.setattr("vla_nav.commands.train.main", main)
+    key = "training.optimiser.learning_rate"
+    words = ["data.path=x", "paths.output_dir=out", "-m", f"{key}=1e-3,2e-3,3e-3"]
+    assert run("train", words) == 2
+    shown = capsys.readouterr().out.splitlines()
+    first, second = (
+        [text.strip() for text in line.split("│")[2:-1]]
+        for rate in ("0.001", "0.002")
+        for line in shown
+        if line.startswith(f"│ {key}={rate}")
+    )
+    assert first == ["8", "0.100", "-", "0.250 (6)"]
+    assert second == ["8", "0.200", "-", "-"]
+    assert shown[-3:] == [
+        "policy: best/of/one",
+        f"policy: {tmp_path / 'out/1/policy'}",
+        f"{tmp_path / 'out/2'}: no result",
+    ]
+    capsys.readouterr()
+    monkeypatch.setattr("vla_nav.commands.train.main", lambda config: 0)
+    assert run("train", ["data.path=x", "paths.output_dir=none", "-m", "seed=1,2"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{tmp_path / 'none/1'}: no result"
 
 
 def test_a_folder_name_from_values_stays_below_the_run(install, tmp_path) -> None:

@@ -333,6 +333,8 @@ def _user_line(error: BaseException) -> str | None:
     if "No space left on device" in str(error):  # raised as other kinds by native writers
         return f"{first_line(error)}; free some space and start the same command again"
     if isinstance(error, InstantiationException):
+        if str(error).startswith("Error locating target"):
+            return f"{first_line(error).partition(', set env')[0]}; give the path of a class"
         return None if error.__cause__ is None else _user_line(error.__cause__)
     if isinstance(error, OmegaConfBaseException | HydraException):
         return first_line(error)

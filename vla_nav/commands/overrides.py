@@ -26,7 +26,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.utils import get_class, get_method
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from vla_nav.commands.value_kinds import check_kinds
@@ -35,7 +35,13 @@ from vla_nav.errors import UserError, unknown_name
 _LAUNCHER = "hydra/launcher"
 _SUBMITIT = ("submitit_slurm", "submitit_local")
 _PLUGIN = ("hydra_plugins", "hydra_plugins.hydra_submitit_launcher")  # asked for in this order
+_SIMULATED = "callbacks.closed_loop"
 _OVERLAYS = ("experiment", "debug")  # groups that may only set keys that exist without them
+_WITHIN = {  # what a node that the files leave null is made of
+    "models.lora": "vla_nav.models.lora.LoraConfig",
+    "models.prompt.pose": "vla_nav.models.prompt_config.PoseTokens",
+    "data.mixture": "vla_nav.training.mixture.Source",
+}
 _FLAGS_WITH_VALUE = {"--cfg", "-c", "--package", "-p", "--config-path", "-cp"} | {
     *("--config-name", "-cn", "--config-dir", "-cd", "--info", "-i"),
     *("--experimental-rerun", "--hydra-help"),
@@ -142,10 +148,10 @@ def check_signature(target: str, keys: Sequence[str], *, where: str) -> None:
     except (ImportError, ValueError):
         factory = get_method(target)
     parameters = inspect.signature(factory).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
+    takes_more = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
     for key in keys:
-        if key not in parameters:
+        is_mistyped = difflib.get_close_matches(key, parameters, n=1, cutoff=0.8)
+        if key not in parameters and (is_mistyped or not takes_more):
             raise unknown_name(f"key of '{where}' ({target})", key, parameters)
 
 
@@ -246,11 +252,22 @@ def _diagnose(command: str, parsed: list[Override], error: Exception) -> UserErr
     for override in parsed:
         if is_choice[id(override)] or override.is_add():
             continue
-        if not _has_key(known, override.key_or_group):
-            if not override.is_hydra_override():
-                _drop_hydra(known)
-            return _unknown_key(override.key_or_group, known, "")
+        for key in _keys_of(override):
+            if not _has_key(known, key):
+                if not override.is_hydra_override():
+                    _drop_hydra(known)
+                return _unknown_key(key, known, "")
     return UserError(f"vla-nav {command}: {first_line(error)}")
+
+
+def _keys_of(override: Override) -> list[str]:
+    """`a.b={c: 1, d: {e: 2}}` gives a.b.c and a.b.d.e; of a plain value its key alone."""
+    value = override.value()
+    if not isinstance(value, dict) or not value:
+        return [override.key_or_group]
+    made = OmegaConf.create({str(key): item for key, item in value.items()})
+    prefix = f"{override.key_or_group}."
+    return [key for key in _dotted(made, prefix) if not key.rpartition(".")[2].startswith("_")]
 
 
 def _drop_hydra(config: Any) -> None:
@@ -309,7 +326,38 @@ def _unknown_keys(
         if key in extra or key not in schema.keys():  # noqa: SIM118
             continue
         mine, known = config._get_node(key), schema._get_node(key)
+        place = f"{prefix}{key}"
+        if place in _WITHIN and mine is not None:
+            yield from _unknown_within(mine, place)
+        if place == _SIMULATED and isinstance(mine, DictConfig) and known._is_none():
+            remedy = f"take callbacks=closed_loop, and {_SIMULATED}.<key>=... for what differs"
+            if not mine._is_none():
+                yield place, UserError(f"{place}: is not switched on by keys alone; {remedy}")
+        if isinstance(mine, ListConfig) and isinstance(known, ListConfig) and len(known):
+            yield from _unknown_in_list(mine, known._get_node(0), place)
         if isinstance(mine, DictConfig) and not (mine._is_none() or mine._is_missing()):
             is_free = not isinstance(known, DictConfig) or known._is_none() or len(known) == 0
             if not is_free:
                 yield from _unknown_keys(mine, known, f"{prefix}{key}.")
+
+
+def _unknown_in_list(items: Any, like: Any, place: str) -> Iterator[tuple[str, UserError | None]]:
+    """Keys of the nodes in a list that the first one of the files lacks."""
+    for number, item in enumerate(items._iter_ex(resolve=False)):
+        if isinstance(item, DictConfig) and isinstance(like, DictConfig):
+            for key in item:
+                if key not in like.keys():  # noqa: SIM118 (MISSING)
+                    where = f"key of '{place}.{number}':"
+                    yield f"{place}.{number}.{key}", unknown_name(where, str(key), map(str, like))
+
+
+def _unknown_within(node: Any, place: str) -> Iterator[tuple[str, UserError | None]]:
+    """Keys, of a node or of the nodes in a list, that what is made of it does not take."""
+    items = node._iter_ex(resolve=False) if isinstance(node, ListConfig) else [node]
+    for number, item in enumerate(() if node._is_none() else items):
+        if isinstance(item, DictConfig) and not item._is_none():
+            where = f"{place}.{number}" if isinstance(node, ListConfig) else place
+            try:
+                check_signature(_WITHIN[place], sorted(map(str, item)), where=where)
+            except UserError as error:
+                yield where, error

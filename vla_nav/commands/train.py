@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from vla_nav.errors import UserError
+
+if TYPE_CHECKING:
+    from vla_nav.commands.sweep import SweepJob
 
 
 def main(cfg: DictConfig) -> int:
@@ -79,6 +82,13 @@ def divided(node: DictConfig) -> tuple[DictConfig, DictConfig | None, dict[str, 
         f"callbacks.closed_loop={closed_loop}: its keys come with callbacks=closed_loop, which "
         "switches it on; null switches it off"
     )
+
+
+def after_sweep(jobs: Sequence[SweepJob]) -> None:
+    """Print one table of the sweep's runs."""
+    from vla_nav.training.sweep_report import print_sweep
+
+    print_sweep({job.folder: " ".join(job.values) for job in jobs})
 
 
 def evaluated(node: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
