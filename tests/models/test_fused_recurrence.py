@@ -63,7 +63,7 @@ def test_a_pack_through_the_stages_equals_the_torch_path():
 def test_models_by_fused_kernels_equal_float64():
     found = differences("models")
     assert len(found) == 8
-    assert max(found.values()) < 1e-5, found
+    assert max(found.values()) < 5e-5, found  # as the torch path in float32
 
 
 def test_kernels_are_chosen_by_device_and_dtype(monkeypatch):
