@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import peft
 import pytest
 import torch
+from flat_hybrids import OPTIONS as HYBRIDS
+from flat_hybrids import tiny_hybrid
 from model_scenario import ENCODER, episode, small
 
+from tests.verification.random_samples import sample
+from tests.verification.steps import trees_of
 from vla_nav.actions import WaypointSpace
+from vla_nav.attention.registry import backend
 from vla_nav.errors import UserError
+from vla_nav.losses import weighted_cross_entropy
 from vla_nav.models.assembly import Assembled, ModelConfig
 from vla_nav.models.backbone import BackboneConfig
 from vla_nav.models.checkpoint import load_policy, save_policy
-from vla_nav.models.lora import LoraConfig, draw_adapters, is_adapter, merged
+from vla_nav.models.lora import (
+    LoraConfig,
+    add_lora,
+    draw_adapters,
+    is_adapter,
+    linear_names,
+    merged,
+)
 from vla_nav.models.policy import VLAPolicy
 from vla_nav.models.replay import replay
 from vla_nav.models.vla import VLA
+from vla_nav.tree.packing import pack
 
 SPACE = WaypointSpace()
 LORA = LoraConfig(rank=3, alpha=6.0)
@@ -155,3 +170,24 @@ def test_layers_that_do_not_exist_and_compiled_ones_are_refused():
     compiled = BackboneConfig(norms="fused", compile="layers")
     with pytest.raises(UserError, match=r"with models\.lora set models\.backbone\.compile=false"):
         ModelConfig(backbone=compiled, lora={"rank": 2})
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_adapters_under_recurrent_mixers_train_and_count_as_their_merged_weights(family):
+    model = tiny_hybrid(family)
+    plain = copy.deepcopy(model)
+    backbone = model.backbone.model
+    add_lora(backbone, LORA, seed=1)
+    draw_adapters(backbone, seed=4)
+    backbone.double()
+    plain.backbone.model.load_state_dict(merged(backbone.state_dict(), LORA))
+    forest = [sample("bushy", 3, 9)]
+    packed, frames = pack(trees_of(forest)), torch.cat([one.frames for one in forest])
+    plan = backend(model.attention_name).plan(packed)
+    logits = model(packed, frames, plan)
+    assert torch.allclose(logits, plain(packed, frames, plan), rtol=1e-9, atol=1e-9)
+    weighted_cross_entropy(logits, packed).value.backward()
+    adapters = {n: p for n, p in backbone.named_parameters() if is_adapter(n)}
+    assert {name.split(".")[-4] for name in adapters} == set(linear_names(plain.backbone.model))
+    assert all(float(p.grad.abs().max()) > 0 for p in adapters.values())
+    assert all(p.grad is None for n, p in backbone.named_parameters() if not is_adapter(n))

@@ -158,12 +158,18 @@ def test_the_page_needs_no_network_and_names_the_parts(plain: Plain) -> None:
     }
 
 
-def test_recomputed_layers_are_a_pass_of_their_own(data: Path, tmp_path: Path) -> None:
-    backbone = BackboneConfig(options=OPTIONS, gradient_checkpointing=True)
+@pytest.mark.parametrize(("every", "share"), [(True, 1.0), (2, 0.5)])  # of two layers
+def test_recomputed_layers_are_a_pass_of_their_own(
+    data: Path, tmp_path: Path, every: bool | int, share: float
+) -> None:
+    backbone = BackboneConfig(options=OPTIONS, gradient_checkpointing=every)
     result = profiled(data, tmp_path, model=ModelConfig(backbone=backbone))
     check(result)
     found = phases(result)
     assert found[ATTENTION] == found[REST] == {FORWARD, BACKWARD, RECOMPUTE}
+    expected = {(p["region"], p["phase"]): p["predicted_ms"] for p in result["parts"]}
+    for part in (ATTENTION, REST):
+        assert expected[part, RECOMPUTE] == pytest.approx(share * expected[part, FORWARD])
     assert found[VISION] == found[HEAD] == {FORWARD, BACKWARD}
 
 

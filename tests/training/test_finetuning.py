@@ -136,6 +136,11 @@ def test_a_refused_run_leaves_its_folder_to_the_next_one(data: Path, tmp_path: P
     wrong = settings(optimiser=OptimiserSettings(freeze=["backbone.layers.*"]))
     with pytest.raises(UserError, match="no parameter matches"):
         train(recipe(data, settings=wrong), tmp_path / "run")
+    for checkpoint in ({"every_minutes": 0}, {"every_minutes": "1 min"}, {"signals": ["TERM"]}):
+        with pytest.raises(UserError, match=r"callbacks\.checkpoint"):
+            train(recipe(data), tmp_path / "run", checkpoint=checkpoint)
+    with pytest.raises(UserError, match=r"callbacks\.checkpoint\.every_steps=0"):
+        train(recipe(data), tmp_path / "run", every_steps=0)
     assert not (tmp_path / "run").exists()
 
 

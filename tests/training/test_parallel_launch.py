@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -49,6 +50,49 @@ def test_a_killed_rank_ends_the_others_and_is_named(
     then = "os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(60)\n"
     assert launch(tmp_path, then) == 128 + signal.SIGKILL
     assert "rank 1 was ended by SIGKILL" in capfd.readouterr().err
+
+
+LISTENING = """
+def keep(number, frame):
+    time.sleep(0.2 * rank)  # one is ready before the other
+    open(f"{sys.argv[1]}/kept{rank}", "w").write(signal.Signals(number).name)
+    sys.exit(128 + number)
+signal.signal(signal.SIGTERM, keep)
+signal.signal(signal.SIGUSR1, keep)
+open(f"{sys.argv[1]}/ready{rank}", "w").close()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP"])
+def test_a_signal_to_the_parent_reaches_the_ranks(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    number = signal.Signals[name]
+    script = tmp_path / "rank.py"
+    script.write_text(BODY + LISTENING)
+
+    def send(parent: int) -> None:
+        while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
+            time.sleep(0.05)
+        os.kill(parent, number)
+
+    def body() -> None:
+        threading.Thread(target=send, args=(os.getpid(),), daemon=True).start()
+        os._exit(start_ranks([str(script), str(tmp_path)], 2))
+
+    code, said = in_child(body), capfd.readouterr().err
+    assert "death signal" not in said
+    if name in ("SIGTERM", "SIGUSR1"):
+        assert code == 128 + number
+        assert said == ""
+        assert (tmp_path / "kept0").read_text() == name
+    elif name == "SIGHUP":  # what does not listen is ended by it, and that is told
+        assert code == 128 + number
+        assert "was ended by SIGHUP, and the others with it; the same command continues" in said
+    else:  # Python's own Ctrl-C, which the command line tells in one line
+        assert code != 0
+        assert "KeyboardInterrupt" in said
 
 
 def test_who_needs_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@
     host to device    bytes of the batch / measured rate of a copy to the device
 
     FLOPs of a step = 6 * linear * tokens + 12 * pairs * H * D * L + 6 * head * predictors + vision
-    a third of them forward, two thirds backward; recomputed layers are not in it
+    a third of them forward, two thirds backward; layers that activation checkpointing computes
+    again take another forward, which is in the predicted time and not in the step's FLOPs
 
 MFU is these FLOPs over the wall time and the device's peak: the data sheet's dense rate where the
 GPU is in `PEAK_TFLOPS`, the measured rate elsewhere (a CPU, or float32 training).
@@ -16,11 +17,12 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from vla_nav.profiling.regions import (
     ATTENTION,
@@ -29,6 +31,7 @@ from vla_nav.profiling.regions import (
     HEAD,
     OPTIMISER,
     PROJECTOR,
+    RECOMPUTE,
     REST,
     STEP,
     TRANSFER,
@@ -93,8 +96,12 @@ class Predicted(NamedTuple):
 
     @property
     def total_flops(self) -> float:
-        """Without the projector, as everywhere in this project."""
-        return sum(value for label, value in self.flops.items() if label.region != PROJECTOR)
+        """Without the projector, as everywhere in this project, and without what is recomputed."""
+        return sum(
+            value
+            for label, value in self.flops.items()
+            if label.region != PROJECTOR and label.phase != RECOMPUTE
+        )
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype, *, num_parallel: int = 1) -> Rates:
@@ -154,8 +161,13 @@ def predict(
     *,
     projector_parameters: int,
     optimiser_bytes: int,
+    recomputed: Mapping[str, float] | None = None,
 ) -> Predicted:
-    """FLOPs and seconds of the steps in `found`. optimiser_bytes: moved at one update."""
+    """FLOPs and seconds of the steps in `found`.
+
+    optimiser_bytes: moved at one update. recomputed: the share of a region's layers that are
+    computed again in the backward pass (`recomputed_shares`).
+    """
     trees = found.trees
     width = model.num_heads * model.head_dim * model.num_layers
     per_region = {
@@ -171,11 +183,29 @@ def predict(
         if value
         for phase, share in ((FORWARD, 1 / 3), (BACKWARD, 2 / 3))
     }
+    for region, share in (recomputed or {}).items():
+        if share and per_region[region]:
+            flops[Label(region, RECOMPUTE)] = share * flops[Label(region, FORWARD)]
     seconds = {label: value / rates.matmul for label, value in flops.items()}
     seconds[Label(OPTIMISER, STEP)] = found.num_steps * optimiser_bytes / rates.copy
     if rates.transfer:
         seconds[Label(TRANSFER, STEP)] = found.batch_bytes / rates.transfer
     return Predicted(flops, seconds)
+
+
+def recomputed_shares(layers: Iterable[nn.Module]) -> dict[str, float]:
+    """Of a decoder's layers, the share under activation checkpointing: of those with attention, and
+    of all.
+
+    four layers, every third one is recomputed:  keep keep again keep  ->  1/4
+    """
+    every = list(layers)
+    with_attention = [layer for layer in every if hasattr(layer, "self_attn")]
+    return {
+        region: sum(bool(getattr(layer, "gradient_checkpointing", False)) for layer in some)
+        / max(len(some), 1)
+        for region, some in ((ATTENTION, with_attention), (REST, every))
+    }
 
 
 def _seconds(work: Callable[[], Any], device: torch.device, num_parallel: int) -> float:

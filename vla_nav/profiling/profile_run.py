@@ -26,7 +26,14 @@ from vla_nav.files import locked, write_json
 from vla_nav.models.vla import VLA
 from vla_nav.profiling.boundaries import observed
 from vla_nav.profiling.memory import MemorySampler, course, held_bytes, memory_report
-from vla_nav.profiling.prediction import UPDATE_PASSES, Rates, measure_rates, peak_of, predict
+from vla_nav.profiling.prediction import (
+    UPDATE_PASSES,
+    Rates,
+    measure_rates,
+    peak_of,
+    predict,
+    recomputed_shares,
+)
 from vla_nav.profiling.profile_page import write_page
 from vla_nav.profiling.profile_report import NUM_OPERATORS, Measured, Timed, profile_report
 from vla_nav.profiling.profile_trace import StepTrace
@@ -40,6 +47,7 @@ from vla_nav.training.cost_model import CostModel
 from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.dataset import StepDataset
 from vla_nav.training.ema import WeightAverage
+from vla_nav.training.epoch_loop import use_epoch_loop
 from vla_nav.training.fit import (
     ending_as_asked,
     product_dtype,
@@ -227,6 +235,7 @@ def _make(
         use_distributed_sampler=False,
         default_root_dir=str(folder),
     )
+    use_epoch_loop(trainer)
     ema = next((item for item in callbacks if isinstance(item, WeightAverage)), None)
     average = {} if ema is None else ema.average
     return _Parts(recipe, training, assembled.model, module, data, trainer, average)
@@ -241,6 +250,7 @@ def _counted(
     frame_flops = encoder_flops(parts.recipe.encoder)
     costs, _ = flop_model(parts.recipe.model, vocabulary, frame_flops=frame_flops)
     trained = [p for group in parts.trainer.optimizers[0].param_groups for p in group["params"]]
+    recomputed = recomputed_shares(parts.model.backbone.model.layers)
     timed: list[Timed] = []
     measured: list[dict[str, float]] = []
     for block in steps.blocks:
@@ -255,6 +265,7 @@ def _counted(
                 rates,
                 projector_parameters=sum(p.numel() for p in parts.model.projector.parameters()),
                 optimiser_bytes=UPDATE_PASSES * sum(p.nbytes for p in trained),
+                recomputed=recomputed,
             )
             timed.append(Timed(block, found, expected))
     return timed, costs_json(measured, CostModel.from_flops(costs))

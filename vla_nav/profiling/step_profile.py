@@ -32,7 +32,7 @@ from vla_nav.profiling.regions import (
     Mark,
     Recorder,
 )
-from vla_nav.training.module import GRADIENTS_OVER_RANKS
+from vla_nav.training.step_backward import GRADIENTS_OVER_RANKS
 
 WARMUP, BARE, PROFILED, TRACED = "warm-up", "bare", "profiled", "traced"
 _TURNS = 4  # bare and profiled

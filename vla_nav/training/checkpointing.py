@@ -49,11 +49,13 @@ class RunCheckpoint(Checkpoint):
     ) -> None:
         if every_minutes is None and every_steps is None:
             raise UserError("callbacks.checkpoint: give every_minutes or every_steps")
-        for name, value in (("every_minutes", every_minutes), ("every_steps", every_steps)):
-            if value is not None and value <= 0:
-                raise UserError(
-                    f"callbacks.checkpoint.{name}={value}: allowed are numbers above 0, or null"
-                )
+        is_number = isinstance(every_minutes, int | float) and not isinstance(every_minutes, bool)
+        if every_minutes is not None and not (is_number and every_minutes > 0):
+            raise UserError(
+                f"callbacks.checkpoint.every_minutes={every_minutes}: allowed are numbers above 0, "
+                "or null"
+            )
+        require_count("callbacks.checkpoint.every_steps", every_steps, or_null=True)
         require_count("callbacks.checkpoint.keep", keep)
         self.folder = Path(folder)
         self.every_minutes, self.every_steps, self.keep = every_minutes, every_steps, keep
@@ -147,6 +149,7 @@ class RunCheckpoint(Checkpoint):
                     remove_folder(old)
             self._save_policy(trainer, pl_module)
         if self._stop is not None:
+            trainer.strategy.barrier()  # a rank that ends sooner has the others killed
             self._signals.pass_on()
             raise StoppedError(
                 f"ended by {self._stop.name} after step {trainer.global_step}, kept in "

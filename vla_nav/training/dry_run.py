@@ -28,6 +28,7 @@ from vla_nav.training.batch import Batch, Pack
 from vla_nav.training.ema import WeightAverage
 from vla_nav.training.free_memory import free_bytes
 from vla_nav.training.kept_bytes import KeptBytes, local_part
+from vla_nav.training.parallel_passes import Agreement
 
 Packs = tuple[Pack, ...]
 _MOMENTS = 2  # of AdamW, each like its weight
@@ -102,6 +103,7 @@ class DryRun(Callback):
         """Raise `UserError` where the pack does not fit."""
         device = trainer.strategy.root_device
         copies = pl_module.settings.parallel_packs
+        agreement = Agreement() if trainer.world_size > 1 else None
         with _untouched(pl_module, device):
             short, longest = self._pack_of(False), self._pack_of(True)
             if device.type == "cuda":
@@ -119,22 +121,31 @@ class DryRun(Callback):
                 memory = held._replace(
                     batch=copies * pack_bytes(longest), activations=copies * kept
                 )
-                self._require(longest, memory, available)
+                require_fitting(longest, memory, available, agreement)
                 kept, seconds = _kept(trainer, pl_module, longest)
                 memory = memory._replace(activations=copies * kept)
-        self._require(longest, memory, available)
+        require_fitting(longest, memory, available, agreement)
         is_measured = device.type == "cuda"
         self.report = DryRunReport(PackSize.of(longest), seconds, memory, available, is_measured)
         if trainer.is_global_zero:
             self._tell(describe(self.report))
 
-    def _require(self, pack: Pack, memory: Memory, available: int) -> None:
-        if memory.total > available:
-            raise UserError(
-                f"dry run: the costliest pack ({PackSize.of(pack)}) needs "
-                f"{_size(memory.total)} and {_size(available)} are there "
-                f"({_classes(memory)}); {_REMEDY}"
-            )
+
+def require_fitting(
+    pack: Pack, memory: Memory, available: int, agreement: Agreement | None
+) -> None:
+    """Raise `UserError` where the pack does not fit here or, with several ranks, on one of them:
+    all of them end, or none."""
+    refusal = None
+    if memory.total > available:
+        refusal = (
+            f"dry run: the costliest pack ({PackSize.of(pack)}) needs "
+            f"{_size(memory.total)} and {_size(available)} are there "
+            f"({_classes(memory)}); {_REMEDY}"
+        )
+    refusals = [refusal] if agreement is None else agreement.texts(refusal)
+    if refusals and refusals[0] is not None:
+        raise UserError(refusals[0])
 
 
 def describe(report: DryRunReport) -> str:

@@ -15,13 +15,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
@@ -29,8 +28,6 @@ from vla_nav.actions.types import Stop
 from vla_nav.attention.parity import require_parity
 from vla_nav.attention.registry import backend
 from vla_nav.errors import UserError
-from vla_nav.models.assembly import Assembled
-from vla_nav.models.checkpoint import save_policy
 from vla_nav.models.hybrid.parity import require_recurrence
 from vla_nav.models.vla import VLA
 from vla_nav.training.checkpoint_choice import checkpoint_to_resume, require_resume
@@ -42,10 +39,11 @@ from vla_nav.training.curve import CurveLogger, write_csv
 from vla_nav.training.datamodule import RecordedData
 from vla_nav.training.dry_run import DryRun
 from vla_nav.training.ema import WeightAverage
+from vla_nav.training.epoch_loop import use_epoch_loop
 from vla_nav.training.lost_processes import of_lost_process
 from vla_nav.training.module import TrainingModule
 from vla_nav.training.parallel_launch import num_to_start
-from vla_nav.training.parallel_shards import whole_state
+from vla_nav.training.policy_saver import PolicySaver
 from vla_nav.training.provenance import FILE
 from vla_nav.training.recipe import Recipe, assembled_data
 from vla_nav.training.run_folder import RunFolder, RunPaths, process_rank
@@ -89,7 +87,7 @@ def fit(
         require_playable(closed_loop["evaluator"], assembled.prompt)
     paths = RunPaths(output_dir)
     ema = next((item for item in callbacks if isinstance(item, WeightAverage)), None)
-    save = _PolicySaver(recipe, assembled, paths.policy, data.fingerprint, ema)
+    save = PolicySaver(recipe, assembled, paths.policy, data.fingerprint, ema)
     ending = RunCheckpoint(paths.checkpoints, save, **checkpoint)
     simulated = []
     if closed_loop is not None:
@@ -124,6 +122,7 @@ def fit(
         default_root_dir=str(folder.path),
         **_without_requeue(),
     )
+    use_epoch_loop(trainer)
     require_launched(trainer)
     if trainer.is_global_zero:
         if room is not None:
@@ -173,44 +172,6 @@ def fit(
         write_csv(folder.curve, folder.path / "curve.csv")
         folder.finish(result)
     return result
-
-
-@dataclass(frozen=True)
-class _PolicySaver:
-    """Writes the policy bundle with averaged weights where there are any."""
-
-    recipe: Recipe
-    assembled: Assembled
-    folder: Path
-    fingerprint: str
-    ema: WeightAverage | None
-
-    def into(self, trainer: Trainer, pl_module: LightningModule, folder: Path) -> None:
-        """The same into another folder."""
-        replace(self, folder=folder)(trainer, pl_module)
-
-    def __call__(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A collective call: where weights are sharded, every rank gives its part."""
-        model = self.assembled.model
-        weights = whole_state(model.state_dict())
-        if self.ema is not None:
-            weights.update(whole_state(self.ema.average))
-        if not trainer.is_global_zero:
-            return
-        save_policy(
-            self.folder,
-            self.assembled,
-            self.recipe.model,
-            encoder=self.recipe.encoder,
-            data={
-                "path": self.recipe.data_path,
-                "split": self.recipe.split,
-                "mixture": [source.as_json() for source in self.recipe.mixture] or None,
-                "fingerprint": self.fingerprint,
-                "steps": trainer.global_step,
-            },
-            weights=weights,
-        )
 
 
 def _record_start(

@@ -15,38 +15,27 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor, distributed
+from torch import Tensor
 
 from vla_nav.errors import UserError
-from vla_nav.losses import (
-    Loss,
-    Predictions,
-    loss_denominator,
-    total_denominator,
-    weighted_cross_entropy,
-)
 from vla_nav.models.vla import VLA
-from vla_nav.training.accuracy import Counts, count
-from vla_nav.training.batch import Batch, Pack
+from vla_nav.training.batch import Batch
 from vla_nav.training.divergence import FiniteWatch
-from vla_nav.training.gradients import frame_parameters, sum_over_ranks, zero_loss
 from vla_nav.training.optimiser import build_optimiser
 from vla_nav.training.parallel_backward import ShardedPasses
+from vla_nav.training.parallel_passes import Agreement
 from vla_nav.training.parallel_shards import whole
 from vla_nav.training.parallel_strategy import ShardedStrategy
-from vla_nav.training.partitioned import partitioned_backward, partitioned_logits
 from vla_nav.training.schedule import Progress, learning_rate_factor
 from vla_nav.training.settings import TrainingSettings
+from vla_nav.training.step_backward import StepBackward
 from vla_nav.training.table_rows import TableRows
-from vla_nav.tree.packing import PackedTree
-
-GRADIENTS_OVER_RANKS = "gradients over ranks"  # what the trainer's profiler is told of their sum
+from vla_nav.training.validation import Validation
 
 
 class TrainingModule(LightningModule):
@@ -70,16 +59,15 @@ class TrainingModule(LightningModule):
         self.model = model
         self.settings = settings
         self.progress = progress
-        self._stop_id = stop_id
         settings.optimiser.freeze_in(model)
         self._text_rows = self._used_rows(text_ids) if settings.optimiser.used_rows else None
-        self._counts = Counts()
-        self._loss_sum, self._loss_weight = 0.0, 0.0
+        self._validation = Validation(model, normalisation=settings.normalisation, stop_id=stop_id)
         self._num_episodes = 0
         self._since = (0.0, 0)
-        self._threads: ThreadPoolExecutor | None = None
         self.finite = FiniteWatch()
         self._sharded: ShardedPasses | None = None
+        self._gradients: StepBackward | None = None  # made when there are ranks
+        self._agreement: Agreement | None = None  # on the clock
         self._seen: Tensor | None = None  # episodes that are not counted yet, on the device
         self.last_loss, self.episodes_per_s = math.nan, 0.0
         self.is_finished = False  # after the step that used up the budget
@@ -100,11 +88,15 @@ class TrainingModule(LightningModule):
             self._sharded = ShardedPasses(
                 self.model, strategy.root_device, backward=self.manual_backward
             )
+        if self._gradients is None:
+            self._gradients = StepBackward(self, self.model, self.settings, self._sharded)
 
     def on_train_start(self) -> None:
         """The clock runs from here, on top of what earlier starts took."""
         self.progress.stopwatch.restart(self.progress.stopwatch.earlier_s)
         self._since = (time.monotonic(), self.num_episodes)
+        if self.trainer.world_size > 1 and self.progress.total_steps is None:
+            self._agreement = Agreement()
         if self._text_rows is not None:
             dtype = self.model.backbone.text_embedding.weight.dtype
             if dtype != self._text_rows.rows.dtype:
@@ -123,11 +115,9 @@ class TrainingModule(LightningModule):
                 "away and set training.budget"
             )
         optimiser = self.optimizers()
-        denominator, num_episodes = self._totals(batch)
-        if self.settings.parallel_packs > 1:
-            total = self._threaded_backward(batch, denominator)
-        else:
-            total = self._backward(batch, denominator)
+        assert self._gradients is not None
+        denominator, num_episodes = self._gradients.totals(batch)
+        total = self._gradients.run(batch, denominator)
         if self._text_rows is not None:
             self._text_rows.take_gradient()
         norm = torch.nn.utils.clip_grad_norm_(
@@ -152,7 +142,8 @@ class TrainingModule(LightningModule):
 
     def rehearse(self, batch: Batch) -> None:
         """Forward and backward of a step whose gradients are thrown away."""
-        self._backward(batch, self._totals(batch)[0])
+        assert self._gradients is not None
+        self._gradients.one_by_one(batch, self._gradients.totals(batch)[0])
         self.zero_grad(set_to_none=True)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -161,38 +152,28 @@ class TrainingModule(LightningModule):
             with self._sharded.validating(None):
                 return
         for pack in batch.packs:
-            with nullcontext() if self._sharded is None else self._sharded.validating(pack):
-                loss, columns = self._measured(pack)
-            self._counts += count(
-                self.model.head_tokens(columns),
-                pack.packed.target_ids,
-                predictor_index=pack.packed.predictor_index,
-                target_index=pack.packed.target_index,
-                stop_id=self._stop_id,
+            sharded = self._sharded
+            self._validation.add(
+                pack, within=nullcontext() if sharded is None else sharded.validating(pack)
             )
-            self._loss_sum += float(loss.numerator)
-            self._loss_weight += float(loss.denominator)
 
     def on_validation_epoch_end(self) -> None:
         """Log the curves of this validation, over all ranks."""
-        sums = torch.tensor([self._loss_sum, self._loss_weight, *self._counts], device=self.device)
+        sums = self._validation.sums(self.device)
+        self._validation.clear()
         if self.trainer.world_size > 1:
             sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
-        loss_sum, loss_weight, *counts = sums.tolist()
-        values = {"loss": loss_sum / max(loss_weight, 1e-9), **Counts(*counts).rates()}
+        values = self._validation.values(sums)
         self.validated = (self.global_step, values)
         named = {f"val/{name}": value for name, value in values.items()}
         self.log_dict(named, logger=False)  # for callbacks
         for logger in self.loggers:
             logger.log_metrics(named, self.global_step)
-        self._counts, self._loss_sum, self._loss_weight = Counts(), 0.0, 0.0
 
     def share_done(self, step: int) -> float:
         """Progress in [0, 1] at the end of step `step` (from 0), the same on every rank."""
         share = self.progress.at(step)
-        if self.trainer.world_size > 1 and self.progress.total_steps is None:
-            share = self.trainer.strategy.broadcast(share)
-        return share
+        return share if self._agreement is None else self._agreement.of_first(share)
 
     @property
     def _packs_per_step(self) -> int:
@@ -226,117 +207,6 @@ class TrainingModule(LightningModule):
         self.progress.stopwatch.earlier_s = run["elapsed_s"]
         self._num_episodes = run["num_episodes"]
 
-    def _measured(self, pack: Pack) -> tuple[Loss, Tensor]:
-        """Loss of a validation pack, and the columns (M,) of its largest logits."""
-        normalisation = self.settings.normalisation
-
-        def of_whole(model: VLA) -> tuple[Loss, Tensor]:
-            found = model.predictions(pack.packed, pack.frames, pack.plan)
-            loss = weighted_cross_entropy(found, pack.packed, normalisation=normalisation)
-            return loss, found.argmax()
-
-        if pack.partitions is None:
-            return self.model.through(of_whole)
-        logits = partitioned_logits(self.model, pack.partitions, pack.frames)  # (M, V)
-        loss = weighted_cross_entropy(logits, pack.packed, normalisation=normalisation)
-        return loss, logits.argmax(-1)
-
-    def _backward(self, batch: Batch, denominator: Tensor) -> Tensor:
-        """Gradients of all packs, one after another; returns the loss of this rank's packs.
-
-        DDP and sharding average gradients over ranks, and the denominator already counts all of
-        them: so losses are scaled by the number of ranks.
-        """
-        total = torch.zeros((), device=self.device)
-        num_ranks = self.trainer.world_size
-        if self._sharded is not None:
-            return (
-                self._sharded.step(
-                    batch.packs,
-                    lambda found, packed: (
-                        self._cross_entropy(found, packed, denominator).value * num_ranks
-                    ),
-                )
-                / num_ranks
-            )
-        if self.settings.partition.tokens is not None and num_ranks > 1:
-            # Ranks cut into different numbers of partitions, so they meet after the last one.
-            with self._gradient_sync(is_last=False):
-                for pack in batch.packs:
-                    total += self._pack_backward(pack, denominator, 1)
-            with self.trainer.profiler.profile(GRADIENTS_OVER_RANKS):
-                sum_over_ranks(self._trained())
-            return total
-        for index, pack in enumerate(batch.packs):
-            is_last = index == len(batch.packs) - 1
-            with self._gradient_sync(is_last=is_last):
-                total += self._pack_backward(
-                    pack, denominator, num_ranks, is_exchanged=is_last and num_ranks > 1
-                )
-        if not batch.packs:  # the others' exchange needs this rank's zeros
-            zero = zero_loss(self._trained())
-            assert zero is not None
-            self.manual_backward(zero)
-        return total
-
-    def _pack_backward(
-        self, pack: Pack, denominator: Tensor, scale: int, *, is_exchanged: bool = False
-    ) -> Tensor:
-        """Gradients of one pack, whole or in partitions, times `scale`; returns its loss.
-
-        is_exchanged: ranks exchange gradients in this pass, so that none may be missing.
-        """
-        if pack.partitions is None:
-            loss = self._loss(pack, denominator).value
-            zero = zero_loss(frame_parameters(self.model)) if is_exchanged else None
-            self.manual_backward(loss * scale if zero is None else loss * scale + zero)
-            return loss.detach()
-        return partitioned_backward(
-            self.model,
-            pack.partitions,
-            pack.frames,
-            lambda found, packed: self._cross_entropy(found, packed, denominator).value,
-            backward=lambda loss: self.manual_backward(loss * scale),
-        )
-
-    def _threaded_backward(self, batch: Batch, denominator: Tensor) -> Tensor:
-        """The same with packs in threads; gradients are added in the packs' order, so the result
-        does not depend on which thread is first."""
-        parameters = self._trained()
-
-        def gradients(pack: Pack) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-            with self.trainer.precision_plugin.forward_context():  # autocast is per thread
-                loss = self._loss(pack, denominator).value
-            return loss.detach(), torch.autograd.grad(loss, parameters, allow_unused=True)
-
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self.settings.parallel_packs)
-        total = torch.zeros((), device=self.device)
-        for loss, parts in self._threads.map(gradients, batch.packs):
-            total += loss
-            for parameter, part in zip(parameters, parts, strict=True):
-                if part is None:
-                    continue
-                if parameter.grad is None:
-                    parameter.grad = part
-                else:
-                    parameter.grad += part
-        return total
-
-    def _loss(self, pack: Pack, denominator: Tensor) -> Loss:
-        found = self.model.predictions(pack.packed, pack.frames, pack.plan)
-        return self._cross_entropy(found, pack.packed, denominator)
-
-    def _cross_entropy(
-        self, predictions: Predictions, packed: PackedTree, denominator: Tensor
-    ) -> Loss:
-        return weighted_cross_entropy(
-            predictions,
-            packed,
-            normalisation=self.settings.normalisation,
-            denominator=denominator,
-        )
-
     def _used_rows(self, text_ids: Iterable[int]) -> TableRows | None:
         if self.model.head != "actions":
             raise UserError(
@@ -346,17 +216,6 @@ class TrainingModule(LightningModule):
         if not self.model.backbone.text_embedding.weight.requires_grad:
             return None  # nothing of the table trains
         return TableRows(self.model.backbone.text_embedding, text_ids)
-
-    def _totals(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Of all packs of all ranks: the loss denominator of the step, and the episodes in it."""
-        normalisation = self.settings.normalisation
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # a rank may have no pack
-        for pack in batch.packs:
-            sums[0] += loss_denominator(pack.packed, normalisation)
-        sums[1].fill_(batch.num_episodes)
-        if self.trainer.world_size > 1:
-            distributed.all_reduce(sums)
-        return total_denominator(sums[:1], normalisation), sums[1]
 
     def _require_fitting(self, strategy: Any) -> None:
         """Raise `UserError` for settings that several ranks or a GPU do not have."""
@@ -378,16 +237,6 @@ class TrainingModule(LightningModule):
                 "cannot run trees of different shapes side by side in this mode; set "
                 "training.partition.mode=recompute, or trainer=ddp"
             )
-
-    def _gradient_sync(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Gradients are exchanged between ranks in the last backward of a step only."""
-        wrapped = self.trainer.strategy.model
-        if is_last or not isinstance(wrapped, torch.nn.parallel.DistributedDataParallel):
-            return nullcontext()
-        return wrapped.no_sync()
-
-    def _trained(self) -> list[torch.nn.Parameter]:
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def _set_rates(self, optimiser: Any, share: float) -> None:
         factor = learning_rate_factor(

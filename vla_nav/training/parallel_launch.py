@@ -6,7 +6,9 @@
             `-- rank 1      its errors are told when it is the one that failed
 
 The engine is PyTorch's (torch.distributed.launcher), with a meeting place on the loopback device.
-Under torchrun, srun or Lightning's own environment nothing is started here.
+Signals are passed on to the ranks, which end as a single process does: a checkpoint where the run
+listens (`callbacks.checkpoint.signals`), the signal's own effect where it does not. Under torchrun,
+srun or Lightning's own environment nothing is started here.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -28,6 +33,7 @@ from vla_nav.errors import UserError
 _MEETING_PLACE = "127.0.0.1:0"  # a free port
 _LAST_CHARACTERS = 4000  # of what a failed rank wrote
 _KILLED = 128
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def num_to_start(trainer: Trainer) -> int:
@@ -53,7 +59,6 @@ def start_ranks(arguments: Sequence[str], num_ranks: int) -> int:
     of the rank that failed first, or 128 and the number of the signal that ended the run."""
     from torch.distributed.elastic.multiprocessing.api import (
         DefaultLogsSpecs,
-        SignalException,
         Std,
     )
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -72,17 +77,51 @@ def start_ranks(arguments: Sequence[str], num_ranks: int) -> int:
             rdzv_endpoint=_MEETING_PLACE,
             local_addr=_MEETING_PLACE.partition(":")[0],
             max_restarts=0,
+            signals_to_handle="SIGQUIT",  # the others are passed on
             logs_specs=DefaultLogsSpecs(
                 log_dir=logs, redirects={rank: Std.ERR for rank in range(1, num_ranks)}
             ),
         )
-        try:
-            elastic_launch(config, sys.executable)(*arguments)
-        except ChildFailedError as error:
-            return _told(error.failures, Path(logs))
-        except SignalException as error:
-            return _KILLED + int(error.sigval)
+        with _passing_on():
+            try:
+                elastic_launch(config, sys.executable)(*arguments)
+            except ChildFailedError as error:
+                return _told(error.failures, Path(logs))
     return 0
+
+
+@contextmanager
+def _passing_on() -> Iterator[None]:
+    """Pass signals on to the child processes; once they have ended, what handled a signal before
+    (a launcher that puts its job back into the queue) has it. SIGTERM and Ctrl-C ask for no more
+    than an end."""
+    received: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        ranks = _children()
+        if not ranks:  # not started yet
+            raise SystemExit(_KILLED + number)
+        for process in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
+
+    earlier = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        for number in received[:1]:
+            handler = earlier[signal.Signals(number)]
+            if number not in (signal.SIGTERM, signal.SIGINT) and callable(handler):
+                handler(number, None)
+
+
+def _children() -> list[int]:
+    """Process ids of this thread's children."""
+    path = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    return [int(word) for word in path.read_text(encoding="ascii").split()]
 
 
 def _told(failures: Mapping[int, Any], logs: Path) -> int:

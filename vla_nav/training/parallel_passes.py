@@ -36,7 +36,7 @@ class Passes(NamedTuple):
 
 
 class Agreement:
-    """What all ranks know of a step before it begins."""
+    """What all ranks know before they go on, told over the CPU: no device is waited for."""
 
     def __init__(self) -> None:
         self._group: Any = distributed.new_group(backend="gloo")
@@ -46,6 +46,18 @@ class Agreement:
         found = torch.tensor(list(numbers), dtype=torch.int64)
         distributed.all_reduce(found, distributed.ReduceOp.MAX, group=self._group)
         return [int(number) for number in found.tolist()]
+
+    def of_first(self, number: float) -> float:
+        """Rank 0's number, on every rank."""
+        found = torch.tensor([number], dtype=torch.float64)
+        distributed.broadcast(found, 0, group=self._group)
+        return float(found)
+
+    def texts(self, own: str | None) -> list[str]:
+        """What the ranks have to say, by rank; those that have nothing are left out."""
+        found: list[Any] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(found, own, group=self._group)
+        return [text for text in found if text is not None]
 
     def passes(self, own: Sequence[Passes]) -> list[Passes]:
         """The passes of every pack's place: as many places as the rank with most packs has."""

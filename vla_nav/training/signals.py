@@ -47,15 +47,18 @@ class StopSignals:
         self._earlier: dict[signal.Signals, Any] = {}
 
     def install(self) -> None:
-        """Take the signals over from whoever handled them."""
+        """Take the signals over from whoever handled them. SIGTERM always: where nothing is to be
+        done for it, it ends the process, and has Lightning start no exchange between ranks."""
+        self._earlier[signal.SIGTERM] = signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for name in self.names:
             number = signal.Signals[name]
-            self._earlier[number] = signal.signal(number, self._note)
+            handler = signal.signal(number, self._note)
+            self._earlier.setdefault(number, handler)
 
     def restore(self) -> None:
         """Give them back."""
         for number, handler in self._earlier.items():
-            if signal.getsignal(number) == self._note:
+            if signal.getsignal(number) in (self._note, signal.SIG_DFL):
                 signal.signal(number, handler)
         self._earlier = {}
 
