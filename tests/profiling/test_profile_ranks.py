@@ -17,7 +17,7 @@ from vla_nav.files import read_json
 from vla_nav.profiling.profile_run import profile
 from vla_nav.profiling.regions import COMMUNICATION, OPTIMISER
 from vla_nav.profiling.step_profile import ProfileSettings
-from vla_nav.training import module
+from vla_nav.training import step_backward
 from vla_nav.training.settings import PartitionSettings
 
 SUM_S, NORM_S = 0.2, 0.15
@@ -69,7 +69,7 @@ def test_gradients_of_partitions_over_ranks_are_not_the_optimisers(tmp_path: Pat
         return sleeping
 
     def prepare() -> None:  # in a forked process of its own
-        module.sum_over_ranks = late(SUM_S, module.sum_over_ranks)
+        step_backward.sum_over_ranks = late(SUM_S, step_backward.sum_over_ranks)
         torch.nn.utils.clip_grad_norm_ = late(NORM_S, torch.nn.utils.clip_grad_norm_)
 
     data = make_data(tmp_path / "data", num_episodes=12)
