@@ -15,7 +15,7 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from vla_nav.commands import cli, compose, train
+from vla_nav.commands import cli, compose
 from vla_nav.commands.compose import compose_config, conf_dir, instantiate, plain, run
 from vla_nav.errors import UserError
 
@@ -263,22 +263,6 @@ def test_a_constructor_key_may_be_added_and_a_wrong_one_is_named(
 def test_a_value_of_another_kind_is_refused(command: str, override: str, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         compose.check_overrides(command, ["data.path=x", override])
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("callbacks.checkpoint=null", "callbacks.checkpoint=null: a run without checkpoints"),
-        ("callbacks.closed_loop=true", "callbacks.closed_loop=True: its keys come with"),
-        ("callbacks.closed_loop={}", "callbacks.closed_loop={}: its keys come with"),
-    ],
-)
-def test_callbacks_that_are_none_are_refused(override: str, message: str) -> None:
-    with pytest.raises(UserError, match=re.escape(message)):
-        train.divided(compose_config("train", [override]).callbacks)
-    for name in ("default", "closed_loop"):
-        composed = compose_config("train", ["data.path=x", f"callbacks={name}"]).callbacks
-        assert (train.divided(composed)[1] is None) == (name == "default")
 
 
 @pytest.mark.parametrize(

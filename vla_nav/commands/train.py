@@ -12,6 +12,18 @@ from vla_nav.errors import UserError
 if TYPE_CHECKING:
     from vla_nav.commands.sweep import SweepJob
 
+_SET_BY_THE_RUN = {  # keys of Lightning's Trainer, and where a run has them
+    "max_steps": "training.budget.max_steps",
+    "max_epochs": "training.budget.max_epochs",
+    "max_time": "training.budget.max_minutes",
+    "accumulate_grad_batches": "training.accumulate",
+    "gradient_clip_val": "training.optimiser.clip_norm",
+    "gradient_clip_algorithm": "training.optimiser.clip_norm",
+    "val_check_interval": "training.validation.every_steps",
+    "check_val_every_n_epoch": "training.validation.every_steps",
+    "limit_val_batches": "training.validation.max_episodes",
+}
+
 
 def main(cfg: DictConfig) -> int:
     from vla_nav.commands.compose import (
@@ -29,6 +41,7 @@ def main(cfg: DictConfig) -> int:
     from vla_nav.training.run_folder import describe, process_rank
 
     quiet()
+    require_trainer_keys(cfg.trainer)
     num_ranks = num_to_start(instantiate(cfg.trainer, logger=False, enable_checkpointing=False))
     if num_ranks:
         return start_ranks(same_command("train", cfg), num_ranks)
@@ -65,6 +78,13 @@ def main(cfg: DictConfig) -> int:
     if process_rank() == 0:
         print(describe(result))
     return 0
+
+
+def require_trainer_keys(node: DictConfig) -> None:
+    """Raise `UserError` for a key of the trainer that the run sets itself: it would be ignored."""
+    for key, own in _SET_BY_THE_RUN.items():
+        if node.get(key) is not None:
+            raise UserError(f"trainer.{key}={node[key]}: the run sets it itself; set {own} instead")
 
 
 def divided(node: DictConfig) -> tuple[DictConfig, DictConfig | None, dict[str, DictConfig]]:
