@@ -7,11 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from worlds import (
-    body_of,
-    episodes_of,
-    record_config,
-)
+from worlds import body_of, episodes_of, first_scene, record_config
 
 from vla_nav.actions import WaypointSpace
 from vla_nav.actions.decisions import DecisionRule, cut
@@ -22,7 +18,6 @@ from vla_nav.errors import UserError
 from vla_nav.evaluation.dagger import ABOUT, Mixture, record_rollouts
 from vla_nav.evaluation.recording import Recorded, RecordSettings, Skipped, record_episode
 from vla_nav.simulators.client import WorkerProcess
-from vla_nav.simulators.mesh import MeshSimulator
 from vla_nav.simulators.protocol import Observation
 from vla_nav.simulators.remote import RemoteSimulator
 
@@ -36,10 +31,7 @@ def config(world):
 
 @pytest.fixture(scope="module")
 def simulator(config):
-    episodes, scenes = episodes_of(config)
-    loaded = MeshSimulator(body_of(config))
-    loaded.load_scene(scenes[episodes[0].scene_id])
-    return loaded
+    return first_scene(config)
 
 
 @pytest.fixture(scope="module")

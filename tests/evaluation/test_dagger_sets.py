@@ -11,6 +11,7 @@ from worlds import (
     await_end,
     body_of,
     children_of,
+    files_of,
     kill_when,
     record_config,
     run_command,
@@ -73,10 +74,6 @@ def dagger_config(world: Path, root: Path, policy: Path, *overrides: str):
         "record.max_primitives=40",
         *overrides,
     )
-
-
-def files_of(root: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from worlds import (
     body_of,
     children_of,
     episodes_of,
+    files_of,
+    first_scene,
     kill_when,
     record_config,
     start_command,
@@ -29,7 +31,6 @@ from vla_nav.evaluation.record_run import record, record_from
 from vla_nav.evaluation.record_units import recorded_twice
 from vla_nav.evaluation.recording import RecordSettings, Skipped, record_episode
 from vla_nav.simulators.client import WorkerProcess
-from vla_nav.simulators.mesh import MeshSimulator
 from vla_nav.simulators.opening import SimulatorSetup
 from vla_nav.simulators.remote import RemoteSimulator
 
@@ -43,18 +44,11 @@ def config(world):
 
 @pytest.fixture(scope="module")
 def simulator(config):
-    episodes, scenes = episodes_of(config)
-    loaded = MeshSimulator(body_of(config))
-    loaded.load_scene(scenes[episodes[0].scene_id])
-    return loaded
+    return first_scene(config)
 
 
 def settings_of(config, **changes):
     return RecordSettings(body_of(config), RULE, **{"seed": 0, **changes})
-
-
-def files_of(root: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 def write(config, root: Path, *, num_workers: int, episodes=None):

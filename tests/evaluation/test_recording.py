@@ -2,15 +2,9 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from worlds import (
-    SMALL_CAMERA,
-    body_of,
-    episodes_of,
-    record_config,
-)
+from worlds import SMALL_CAMERA, body_of, episodes_of, first_scene, record_config
 
 from vla_nav.actions.decisions import DecisionRule, cut
 from vla_nav.episodes.frames import frame_key
@@ -29,18 +23,11 @@ def config(world):
 
 @pytest.fixture(scope="module")
 def simulator(config):
-    episodes, scenes = episodes_of(config)
-    loaded = MeshSimulator(body_of(config))
-    loaded.load_scene(scenes[episodes[0].scene_id])
-    return loaded
+    return first_scene(config)
 
 
 def settings_of(config, **changes):
     return RecordSettings(body_of(config), RULE, **{"seed": 0, **changes})
-
-
-def files_of(root: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 def test_an_undisturbed_expert_executes_its_labels_and_ends_with_one_stop(config, simulator):

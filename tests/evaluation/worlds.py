@@ -23,6 +23,7 @@ from vla_nav.commands.cli import main
 from vla_nav.commands.compose import compose_config, plain
 from vla_nav.episodes.types import Embodiment, Episode, Goal, Pose
 from vla_nav.evaluation.setup import embodiment_of, read_episodes, scene_files
+from vla_nav.simulators.mesh import MeshSimulator
 from vla_nav.simulators.protocol import Observation
 
 SMALL_CAMERA = "simulators.embodiment.cameras=[{name: front, width_px: 16, height_px: 12, \
@@ -192,3 +193,16 @@ class PixelPolicy:
 
 
 PRIMITIVE = DecisionRule("primitive")
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    """Every file below `root` by its relative path."""
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def first_scene(config: Mapping[str, Any]) -> MeshSimulator:
+    """The built-in simulator in the scene of the first episode."""
+    episodes, scenes = episodes_of(config)
+    loaded = MeshSimulator(body_of(config))
+    loaded.load_scene(scenes[episodes[0].scene_id])
+    return loaded
